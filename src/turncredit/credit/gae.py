@@ -1,0 +1,54 @@
+"""Generalised advantage estimation over sampled tokens (Eq. 8), and whitening. Pure functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward_B_T: Tensor, value_B_T: Tensor, loss_mask_B_T: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets of every sampled token (Eq. 8).
+
+    delta_t = r_t + gamma V_{t'} - V_t and A_t = delta_t + gamma lambda A_{t'}, where t' is the next
+    *sampled* token: observation and padding tokens neither decay nor bootstrap nor carry reward, and
+    their values and rewards are never read. After the last sampled token V and A are 0.
+
+    Args:
+        reward_B_T: r_t; counts where the mask is 1.
+        value_B_T: V_t, the return predicted *before* token t is emitted.
+        loss_mask_B_T: 1 on sampled tokens.
+        gamma, lam: discount and lambda per sampled token.
+
+    Returns:
+        ``(advantage_B_T, return_B_T)``, return = advantage + value; 0 where the mask is 0.
+
+    >>> gae(torch.tensor([[0., 9., 1.]]), torch.tensor([[.5, 9., .25]]), torch.tensor([[1, 0, 1]]), gamma=1., lam=1.)
+    (tensor([[0.5000, 0.0000, 0.7500]]), tensor([[1., 0., 1.]]))
+    """
+    mask_B_T = loss_mask_B_T.bool()
+    advantage_B_T = torch.zeros_like(value_B_T)
+    next_value_B = torch.zeros_like(value_B_T[:, 0])
+    next_advantage_B = torch.zeros_like(next_value_B)
+    for t in reversed(range(value_B_T.shape[1])):
+        sampled_B = mask_B_T[:, t]
+        delta_B = reward_B_T[:, t] + gamma * next_value_B - value_B_T[:, t]
+        advantage_B = delta_B + gamma * lam * next_advantage_B
+        advantage_B_T[:, t] = torch.where(sampled_B, advantage_B, 0.0)
+        next_advantage_B = torch.where(sampled_B, advantage_B, next_advantage_B)
+        next_value_B = torch.where(sampled_B, value_B_T[:, t], next_value_B)
+    return advantage_B_T, torch.where(mask_B_T, advantage_B_T + value_B_T, 0.0)
+
+
+def whiten(value_N: Tensor) -> Tensor:
+    """Zero mean and unit variance over the given tokens (all of them loss tokens), as Search-R1 does.
+
+    A batch whose values are all equal has nothing to say and becomes 0.
+
+    >>> whiten(torch.tensor([1., 3.]))
+    tensor([-1.,  1.])
+    """
+    centred_N = value_N - value_N.mean()
+    variance = centred_N.square().mean()
+    return centred_N * torch.rsqrt(variance + 1e-8) if variance > 1e-12 else torch.zeros_like(value_N)
