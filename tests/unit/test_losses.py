@@ -1,0 +1,142 @@
+"""Losses by hand, and the law of the tree: it equals its leaves written out, clipped and off-policy."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.trees import random_rewards, random_tree
+from turncredit.config import Algorithm, TrainingConfig
+from turncredit.credit import GroupEstimator, TokenCredit, make_estimator, rows_of
+from turncredit.losses import entropy_loss, kl_k3, policy_loss, value_loss
+from turncredit.transcript import Group
+
+
+def test_the_clip_stops_gains_and_not_losses() -> None:
+    def gradient(log_ratio: float, advantage: float) -> float:
+        logprob = torch.tensor([log_ratio], requires_grad=True)
+        adv = torch.tensor([advantage])
+        loss, metrics = policy_loss(logprob, torch.zeros(1), adv.clamp(min=0), adv.clamp(max=0), clip_epsilon=0.2)
+        loss.backward()
+        assert bool(metrics["clipped"]) == (logprob.grad.item() == 0)
+        return -logprob.grad.item()
+
+    assert gradient(0.0, 1.0) == pytest.approx(1)
+    assert gradient(0.5, 1.0) == 0  # already better than 1 + eps
+    assert gradient(-0.5, 1.0) > 0
+    assert gradient(-0.5, -1.0) == 0  # already worse than 1 - eps
+    assert gradient(0.5, -1.0) < 0
+
+
+@given(st.lists(st.tuples(st.floats(-1, 1), st.floats(-2, 2)), min_size=1, max_size=8))
+def test_the_surrogate_is_the_textbook_minimum(pairs: list[tuple[float, float]]) -> None:
+    log_ratio, advantage = (torch.tensor(x) for x in zip(*pairs, strict=True))
+    loss, _ = policy_loss(log_ratio, torch.zeros(len(pairs)), advantage.clamp(min=0), advantage.clamp(max=0), clip_epsilon=0.2)
+    ratio = log_ratio.exp()
+    textbook = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
+    assert loss.item() == pytest.approx(-textbook.item(), abs=1e-5)
+
+
+class Table(torch.nn.Module):
+    """A policy whose token probabilities depend on the whole prefix: hashed bigram features."""
+
+    def __init__(self, seed: int, vocabulary: int = 30) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(97, vocabulary, generator=torch.Generator().manual_seed(seed), dtype=torch.double))
+
+    def logprob(self, ids: list[int], t: int) -> Tensor:
+        bucket = sum((i + 1) * token for i, token in enumerate(ids[:t])) % 97
+        return self.weight[bucket].log_softmax(0)[ids[t]]
+
+
+def objective(model: Table, groups: list[Group], credit: TokenCredit, beta: float, reference: Table) -> Tensor:
+    new, old, ref = [], [], []
+    for row in rows_of(groups):
+        ids, old_all = row.transcript.ids, row.transcript.logprobs
+        for t, trained in enumerate(row.loss_mask):
+            if trained:
+                new.append(model.logprob(ids, t))
+                ref.append(reference.logprob(ids, t).detach())
+                old.append(old_all[t])
+    old_N = torch.tensor(old, dtype=torch.double)
+    loss, _ = policy_loss(torch.stack(new), old_N, credit.positive_N.double(), credit.negative_N.double(), clip_epsilon=0.2)
+    return loss + beta * kl_k3(torch.stack(new), torch.stack(ref), credit.weight_N.double())
+
+
+def written_out(model: Table, groups: list[Group], estimator: GroupEstimator, rewards, beta: float, reference: Table) -> Tensor:
+    """Eq. 3 as it stands, on every leaf apart: a shared turn is computed once for each leaf."""
+    total = torch.zeros((), dtype=torch.double)
+    for group, group_rewards in zip(groups, rewards, strict=True):
+        for leaf, advantage_K in zip(group.transcripts, estimator.advantages(group, group_rewards), strict=True):
+            ids, old, turn_id, mask = leaf.ids, leaf.logprobs, leaf.turn_id, leaf.loss_mask
+            terms = []
+            for t, trained in enumerate(mask):
+                if trained:
+                    new = model.logprob(ids, t)
+                    ratio, advantage = (new - old[t]).exp(), advantage_K[turn_id[t]]
+                    difference = reference.logprob(ids, t).detach() - new
+                    terms.append(torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                                 - beta * (difference.exp() - difference - 1))
+            total = total + torch.stack(terms).mean() / len(group.transcripts) / len(groups)
+    return -total
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 3), st.integers(2, 4), st.sampled_from([0.0, 0.4]), st.sampled_from([0.0, 0.1]),
+       st.sampled_from(["per_turn", "terminal"]))
+def test_a_tree_equals_its_leaves_written_out(seed: int, branching: int, turns: int, early: float, beta: float, placement: str) -> None:
+    groups = [random_tree(seed + i, branching, turns, early=early, question=str(i)) for i in range(2)]
+    rewards = [random_rewards(seed + i, group) for i, group in enumerate(groups)]
+    model, twin, reference = Table(seed), Table(seed), Table(seed + 1)  # old log-probs are random: off-policy, clipped
+    estimator = make_estimator(Algorithm(estimator="group", placement=placement, content="full"),  # type: ignore[arg-type]
+                               TrainingConfig(alpha=0.7))
+    rows = rows_of(groups)
+    count = sum(sum(row.loss_mask) for row in rows)
+    credit = estimator.credit(groups, rewards, rows, old_logprob_N=torch.zeros(count))
+    tree = objective(model, groups, credit, beta, reference)
+    leaves = written_out(twin, groups, estimator, rewards, beta, reference)
+    assert tree.item() == pytest.approx(leaves.item(), abs=1e-6)
+    tree.backward()
+    leaves.backward()
+    assert torch.allclose(model.weight.grad, twin.weight.grad, atol=1e-6)
+
+
+def test_value_loss_by_hand() -> None:
+    value, old, target = torch.tensor([1.0, 0.2]), torch.zeros(2), torch.tensor([2.0, 0.0])
+    loss, metrics = value_loss(value, old, target, torch.tensor([0.5, 0.5]), value_clip=0.5)
+    assert loss.item() == pytest.approx(0.5 * (0.5 * (2 - 0.5) ** 2 + 0.5 * 0.2**2))
+    assert metrics["value_clipped"].item() == 1
+
+
+def test_k3_is_zero_at_equality_never_negative_and_close_to_kl() -> None:
+    logits, reference = torch.randn(2, 2000, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+    logits, reference = logits[0].log_softmax(0), (logits[0] + 0.1 * reference[0]).log_softmax(0)
+    assert kl_k3(logits, logits, torch.ones(8)).item() == 0
+    assert kl_k3(logits, reference, torch.ones(8)).item() > 0
+    exact = (logits.exp() * (logits - reference)).sum()
+    assert kl_k3(logits, reference, logits.exp()).item() == pytest.approx(exact.item(), abs=1e-5)
+
+
+def test_entropy_is_rewarded() -> None:
+    assert entropy_loss(torch.tensor([1.0, 3.0]), torch.tensor([0.25, 0.75])).item() == -2.5
+
+
+def test_losses_add_up_over_any_split_and_leave_inputs_alone() -> None:
+    inputs = [torch.randn(10, generator=torch.Generator().manual_seed(s)) for s in range(4)]
+    before = copy.deepcopy(inputs)
+    new, old, positive, negative = inputs[0], inputs[1], inputs[2].clamp(min=0), inputs[2].clamp(max=0)
+    whole, _ = policy_loss(new, old, positive, negative, clip_epsilon=0.2)
+    for cut in (1, 4, 7):
+        parts = [policy_loss(new[s], old[s], positive[s], negative[s], clip_epsilon=0.2)[0] for s in (slice(None, cut), slice(cut, None))]
+        assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+def test_an_extreme_ratio_stays_finite() -> None:
+    loss, _ = policy_loss(torch.tensor([0.0]), torch.tensor([-200.0]), torch.zeros(1), -torch.ones(1), clip_epsilon=0.2)
+    assert torch.isfinite(loss)
