@@ -1,0 +1,1 @@
+"""The mini world: real country facts as passages and questions."""

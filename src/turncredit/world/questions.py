@@ -27,7 +27,7 @@ from turncredit.world.facts import ATTRIBUTES, LINKS, City, Facts, hidden_in
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-_SHARES = {"validation": 0.10, "test": 0.24}  # of the countries; the rest is for training
+_SHARES: dict[Split, float] = {"validation": 0.10, "test": 0.24}  # of the countries; the rest is for training
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +65,23 @@ class Phrase:
 
 
 def split_countries(facts: Facts, seed: int) -> dict[str, Split]:
-    """The split of each country, the same for every dataset."""
-    names = sorted(facts.countries)
-    random.Random(f"{seed}/countries").shuffle(names)
-    split: dict[str, Split] = dict.fromkeys(names, "train")
-    start = 0
-    for part in SPLITS[1:]:
-        end = start + round(_SHARES[part] * len(names))
-        split.update(dict.fromkeys(names[start:end], part))
-        start = end
+    """The split of each country, the same for every dataset.
+
+    A country is dealt together with the neighbours that a link leads to, as far as these are not
+    dealt yet: three-hop questions need both in one split.
+    """
+    order = sorted(facts.countries)
+    random.Random(f"{seed}/countries").shuffle(order)
+    limits = {part: round(share * len(order)) for part, share in _SHARES.items()}
+    split: dict[str, Split] = {}
+    size: Counter[Split] = Counter()
+    for name in order:
+        part: Split = next((p for p in _SHARES if size[p] < limits[p]), "train")
+        linked = (facts.values.get((name, link)) for link in LINKS)
+        for country in (name, *linked):
+            if country is not None and country not in split:
+                split[country] = part
+                size[part] += 1
     return split
 
 
@@ -107,7 +115,7 @@ def _choose(phrases: list[Phrase], size: int, rng: random.Random) -> list[Phrase
     """At most ``size`` phrases, each answer as often as any other while phrases last."""
     rng.shuffle(phrases)
     turn: Counter[str] = Counter()
-    ranked = []
+    ranked: list[tuple[int, int, Phrase]] = []
     for phrase in phrases:
         ranked.append((turn[phrase.value], len(ranked), phrase))
         turn[phrase.value] += 1
