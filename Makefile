@@ -1,0 +1,83 @@
+# Each target sets up what it needs: `.venv` from the pinned files of envs/, once.
+#   make reproduce      train the six arms of `search`, then tables, figures and audit (scale mini)
+#   make test           every test
+# The others: reproduce-all figure audit ship smoke bench lint lock clean
+
+PYTHON ?= python3
+SCALE  ?= mini
+SEEDS  ?= 3
+CORES  ?= all
+# Runs committed with the clone: more seeds where the paper's main comparison is.
+SHIPPED_SEEDS ?= {search: 10, two_turn: 10, ablation: 5, placement: 5}
+
+ENVS := envs/core.txt envs/retrieval.txt envs/dev.txt
+VENV := .venv/.installed
+BIN  := .venv/bin
+# One workflow at a time: the kernel drops this lock with its owner, so that the lock which a killed
+# Snakemake left behind can be removed without asking.
+ALONE = mkdir -p .snakemake && flock --nonblock --conflict-exit-code 1 .snakemake/owner.lock
+BUSY  = { echo "make: another workflow runs in this folder, or the run failed (see above)" >&2; exit 1; }
+SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
+WORKFLOW  = $(ALONE) sh -c '$(BIN)/snakemake --unlock --quiet all >/dev/null 2>&1; exec "$$@"' run $(SNAKEMAKE)
+
+.DELETE_ON_ERROR:
+.PHONY: reproduce reproduce-all figure audit ship smoke bench test lint lock clean setup help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(VENV)
+
+$(VENV): $(ENVS) pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1); name one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check $(ENVS:%=-r %)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+reproduce: $(VENV)
+	$(WORKFLOW) --config scale=$(SCALE) seeds=$(SEEDS) runs=fresh experiments=search -- all
+	@$(BIN)/turncredit headline --scale $(SCALE)
+
+reproduce-all: $(VENV)
+	$(WORKFLOW) --config scale=$(SCALE) seeds=$(SEEDS) runs=fresh -- all
+	@$(BIN)/turncredit headline --scale $(SCALE)
+
+figure: $(VENV)
+	@test -n "$(F)" || { echo "make: name a figure: make figure F=fig3_training_dynamics" >&2; exit 1; }
+	$(WORKFLOW) -- figures/$(SCALE)/$(F).pdf
+
+audit: $(VENV)
+	$(WORKFLOW) --config scale=$(SCALE) -- audit
+
+ship: $(VENV)
+	$(WORKFLOW) --config scale=$(SCALE) runs=fresh seeds='$(SHIPPED_SEEDS)' -- ship
+
+smoke: $(VENV)
+	$(WORKFLOW) --config scale=smoke runs=fresh -- all
+
+bench: $(VENV)
+	$(BIN)/turncredit bench --scale $(SCALE)
+
+test: $(VENV)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
+
+lint: $(VENV)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakefmt --check --quiet Snakefile workflow
+	$(BIN)/snakemake --lint
+
+# New pins: compiled by uv (not installed by default), local version labels of the wheels dropped.
+lock:
+	for env in core retrieval dev gpu; do \
+	  case $$env in core|gpu) with=;; *) with="-c envs/core.txt";; esac; \
+	  uv pip compile -q --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	    envs/$$env.in $$with -o envs/$$env.tmp && sed 's/+cpu$$//' envs/$$env.tmp > envs/$$env.txt && rm envs/$$env.tmp || exit 1; \
+	done
+	$(PYTHON) envs/to_conda.py
+
+clean:
+	rm -rf data index policy checkpoints logs benchmarks report.html .snakemake .mypy_cache .ruff_cache .hypothesis
+	find results figures paper_tables -mindepth 1 -maxdepth 1 ! -name shipped ! -name reported -exec rm -rf {} +
