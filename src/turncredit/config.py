@@ -69,6 +69,7 @@ class TaskConfig(Closed):
     max_context_tokens: int = Field(512, ge=16)
     max_invalid_turns: int = Field(4, ge=1)
     top_k: int = Field(3, ge=1)
+    instruction: Literal["short", "full"] = "short"  # the prompt: the question alone, or the protocol too
 
 
 class WorldConfig(Closed):

@@ -1,0 +1,1 @@
+"""Rewards: pure functions from a transcript to numbers."""
