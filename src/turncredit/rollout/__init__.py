@@ -1,0 +1,1 @@
+"""Episodes: chains and trees of sampled turns."""

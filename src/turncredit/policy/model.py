@@ -1,0 +1,170 @@
+"""The policy and its critic: made, loaded and saved; log-probabilities and values at loss tokens.
+
+Padding may stand on either side: positions are counted from the attention mask, and logits and
+values are computed where ``loss_mask`` is 1, nowhere else.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
+
+from turncredit.config import PolicyConfig
+from turncredit.errors import CheckpointError, ConfigError, DataError
+
+
+def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: bool = True) -> PreTrainedModel:
+    """A Qwen2 model with random weights drawn from ``seed``; the global generator is left as it was.
+
+    Args:
+        config: sizes of the model.
+        vocab_size: the tokenizer's length.
+        seed: of the weights.
+        tied: input and output embeddings are one matrix.
+    """
+    if config.hidden_size % config.heads or config.heads % config.kv_heads:
+        raise ConfigError(f"policy: {config.hidden_size} hidden, {config.heads} heads, {config.kv_heads} key heads",
+                          "heads divides hidden_size, kv_heads divides heads")
+    sizes = Qwen2Config(
+        vocab_size=vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
+        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
+        intermediate_size=config.intermediate_size, max_position_embeddings=config.max_positions,
+        tie_word_embeddings=tied, attention_dropout=0.0, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(sizes, attn_implementation="sdpa").eval()
+
+
+def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A causal language model from a folder or a hub id, in evaluation mode.
+
+    Raises:
+        CheckpointError: the folder is missing, damaged, or lacks some of the model's weights.
+        DataError: the hub id cannot be fetched.
+    """
+    folder = Path(path_or_id)
+    local = folder.is_dir()
+    if not local and (isinstance(path_or_id, Path) or str(path_or_id).count("/") != 1):
+        raise CheckpointError(f"{folder}: no such policy folder",
+                              "make it with snakemake, or name a hub id 'owner/name'")
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path_or_id), dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().partition("\n")[0]
+        if local:
+            raise CheckpointError(f"{folder}: the policy cannot be loaded: {first}",
+                                  "make it again with snakemake") from error
+        raise DataError(f"{path_or_id}: no such folder, and not fetched from the hub: {first}",
+                        "check the name and the network") from error
+    model, report = loaded
+    absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
+    if absent:
+        raise CheckpointError(f"{path_or_id}: weights are missing or misshapen: {', '.join(absent[:3])}",
+                              "make it again with snakemake")
+    return model.to(device).eval()
+
+
+def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    """Write a model (and its tokenizer) as a folder that appears whole or not at all.
+
+    Raises:
+        DataError: the disk is full or the place is not writable.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
+            fresh, stale = Path(name) / "fresh", Path(name) / "stale"
+            model.save_pretrained(fresh)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(fresh)
+            if folder.exists():
+                folder.rename(stale)
+            fresh.rename(folder)
+            shutil.rmtree(stale, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder}: cannot be written: {error}", "free some space or choose another place") from error
+
+
+class Critic(nn.Module):
+    """A value function of its own: a copy of the policy's backbone and a linear head that starts at 0.
+
+    The value at index t predicts the return *before* token t is emitted, from the hidden state of
+    token t - 1.
+    """
+
+    def __init__(self, policy: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = copy.deepcopy(policy.base_model)
+        self.head = nn.Linear(policy.config.hidden_size, 1, device=policy.device, dtype=policy.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
+        """Values [B, T], float32; index 0, which nothing precedes, holds 0."""
+        hidden_B_T_H = _hidden(self.backbone, ids_B_T, attention_B_T)
+        values_B_T = self.head(hidden_B_T_H).squeeze(-1).float()
+        return nn.functional.pad(values_B_T[:, :-1], (1, 0))
+
+
+def token_values(critic: Critic, ids_B_T: Tensor, attention_B_T: Tensor, loss_mask_B_T: Tensor) -> Tensor:
+    """Values [N] of the loss tokens, in row-major order (Eq. 8: V_t, before token t is emitted)."""
+    _check_mask(loss_mask_B_T)
+    return critic(ids_B_T, attention_B_T)[loss_mask_B_T.bool()]
+
+
+def token_logprobs(model: PreTrainedModel, ids_B_T: Tensor, attention_B_T: Tensor, loss_mask_B_T: Tensor,
+                   temperature: float, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy of the policy at the loss tokens.
+
+    Args:
+        model: a causal language model.
+        ids_B_T: token ids, padded on any side.
+        attention_B_T: 1 on real tokens, 0 on padding.
+        loss_mask_B_T: 1 on the tokens asked for; logits are computed for these alone.
+        temperature: of the sampling policy, log softmax(logits / temperature).
+        entropy_gradient: let gradients flow through the entropy (slower).
+
+    Returns:
+        logprob_N, entropy_N (nats, float32): N = loss_mask.sum(), row-major; the entry of token t is
+        that of p(. | ids[<t]).
+    """
+    _check_mask(loss_mask_B_T)
+    hidden_B_T_H = _hidden(model.base_model, ids_B_T, attention_B_T)
+    asked_B_T = loss_mask_B_T[:, 1:].bool()
+    log_p_N_V = (head_logits(model, hidden_B_T_H[:, :-1][asked_B_T]) / temperature).log_softmax(-1)
+    logprob_N = log_p_N_V.gather(-1, ids_B_T[:, 1:][asked_B_T].unsqueeze(-1)).squeeze(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = -(log_p_N_V.exp() * log_p_N_V).sum(-1)
+    return logprob_N, entropy_N
+
+
+def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Logits (float32) of hidden states [..., H], by the model's output embedding.
+
+    Raises:
+        ConfigError: the model does more than a matrix product behind its last hidden state.
+    """
+    if getattr(model.config, "final_logit_softcapping", None):
+        raise ConfigError(f"{type(model).__name__} caps its logits, which is not supported", "name another policy")
+    return model.get_output_embeddings()(hidden).float()
+
+
+def _hidden(backbone: nn.Module, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
+    """Last hidden states [B, T, H], positions counted over real tokens."""
+    position_B_T = (attention_B_T.long().cumsum(-1) - 1).clamp(min=0)
+    output = backbone(input_ids=ids_B_T, attention_mask=attention_B_T, position_ids=position_B_T, use_cache=False)
+    return output.last_hidden_state
+
+
+def _check_mask(loss_mask_B_T: Tensor) -> None:
+    if bool(loss_mask_B_T[:, 0].any()):
+        raise ValueError("loss_mask: the first token of a row follows nothing and has no probability")
