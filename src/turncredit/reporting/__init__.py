@@ -1,0 +1,1 @@
+"""From run files to statistics, tables, figures and the audit. Reads files; imports nothing that trains."""

@@ -1,0 +1,227 @@
+"""Run files: read, check and collect them.
+
+One run is a folder ``{experiment}/{arm}/seed-{n}`` with metrics.csv, evaluation.csv and
+manifest.json. ``collect`` joins the runs of one experiment into three files that are small enough
+to ship; ``read_collected`` reads those. Everything later in reporting starts from ``Runs``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from pydantic import ValidationError
+
+from turncredit.config import RunConfig, Scale
+from turncredit.errors import DataError
+from turncredit.files import atomic, write_text
+from turncredit.reporting.schema import EVALUATION, METRICS, RUN, Schema, collected, read_cells, same_columns, typed
+
+Source = Literal["fresh", "shipped"]
+BASE = "base"  # the pseudo-experiment that holds the evaluations of the untrained policies
+
+_RETRAIN = "remove the run's folder and train it again"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of one experiment, over arms and seeds.
+
+    Attributes:
+        experiment: its name in the configuration; ``base`` for the untrained policies.
+        metrics: rows of metrics.csv with experiment, arm and seed in front; no rows for ``base``.
+        evaluation: rows of evaluation.csv, likewise.
+        manifests: ``"{arm}/seed-{n}"`` -> manifest; none for ``base``.
+        source: made on this machine (fresh) or committed with the code (shipped).
+    """
+
+    experiment: str
+    metrics: pd.DataFrame
+    evaluation: pd.DataFrame
+    manifests: Mapping[str, Mapping[str, Any]]
+    source: Source
+
+
+def collect(run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
+    """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz and manifests.json.
+
+    The cells are copied as they stand, sorted by arm and seed; the same runs give the same bytes.
+
+    Raises:
+        DataError: a file is missing or breaks its schema; a run has not finished or was made with
+            another configuration than ``scale`` says; runs of several experiments, or one twice;
+            runs that were evaluated on different questions.
+    """
+    runs = sorted((_read_run(folder, scale) for folder in run_dirs), key=lambda run: run.order)
+    if not runs:
+        raise DataError(f"{out_dir}: no runs to collect", "train the experiment first")
+    if len(names := {run.experiment for run in runs}) > 1:
+        raise DataError(f"{out_dir}: runs of several experiments: {', '.join(sorted(names))}", "collect them apart")
+    for one, other in zip(runs, runs[1:], strict=False):
+        if one.order == other.order:
+            raise DataError(f"{other.folder}: seed {other.seed} of {other.arm} a second time, after {one.folder}",
+                            "name every run once")
+    evaluation = _joined([(run, run.evaluation) for run in runs])
+    _same_questions(evaluation, out_dir)
+    if len({run.manifest.get("evaluation_ids_sha256") for run in runs}) > 1:
+        raise DataError(f"{out_dir}: evaluation_ids_sha256 differs between the runs' manifests", _RETRAIN)
+    write_text(out_dir / "metrics.csv", _joined([(run, run.metrics) for run in runs]).to_csv(index=False, lineterminator="\n"))
+    with atomic(out_dir / "evaluation.csv.gz") as temporary:
+        temporary.write_bytes(_gzip(evaluation.to_csv(index=False, lineterminator="\n").encode()))
+    manifests = {f"{run.arm}/seed-{run.seed}": run.manifest for run in runs}
+    write_text(out_dir / "manifests.json", json.dumps(manifests, indent=1, sort_keys=True) + "\n")
+
+
+def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> Runs:
+    """The collected runs in ``folder``.
+
+    Args:
+        folder: holds metrics.csv, evaluation.csv.gz and manifests.json of one experiment.
+        source: where they come from; every table and figure repeats it.
+        scale: if given, the runs must have been made with this configuration.
+
+    Raises:
+        DataError: a file is missing or breaks its schema, the files do not belong together, or the
+            runs were made with another configuration.
+    """
+    metrics = _read(folder / "metrics.csv", collected(METRICS))
+    evaluation = _read(folder / "evaluation.csv.gz", collected(EVALUATION))
+    manifests = _read_json(folder / "manifests.json")
+    names = {name for frame in (metrics, evaluation) for name in frame["experiment"].unique()}
+    if len(names) != 1:
+        raise DataError(f"{folder}: rows of several experiments: {', '.join(sorted(names))}", "collect the runs again")
+    experiment = str(names.pop())
+    for file, frame in (("metrics.csv", metrics), ("evaluation.csv.gz", evaluation)):
+        found = {f"{arm}/seed-{seed}" for arm, seed in zip(frame["arm"], frame["seed"], strict=True)}
+        if found != set(manifests):
+            odd = sorted(found ^ set(manifests))
+            raise DataError(f"{folder}: {odd[0]} is in one of {file} and manifests.json only", "collect the runs again")
+    _same_questions(evaluation, folder / "evaluation.csv.gz")
+    for key, manifest in manifests.items():
+        _check_config(manifest, scale, f"{folder / 'manifests.json'}: {key}")
+    return Runs(experiment, metrics, evaluation, manifests, source)
+
+
+def read_base(path: Path, source: Source) -> Runs:
+    """Evaluations of the untrained policies: rows of evaluation.csv with experiment, arm and seed in front.
+
+    ``experiment`` names the experiment whose task the policy was evaluated in; ``arm`` is ``base`` or ``clean``.
+
+    Raises:
+        DataError: the file is missing or breaks its schema.
+    """
+    evaluation = _read(path, collected(EVALUATION))
+    return Runs(BASE, pd.DataFrame({name: [] for name in RUN}), evaluation, {}, source)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run folder: checked, its cells still text."""
+
+    folder: Path
+    experiment: str
+    arm: str
+    seed: int
+    metrics: pd.DataFrame
+    evaluation: pd.DataFrame
+    manifest: dict[str, Any]
+
+    @property
+    def order(self) -> tuple[str, int]:
+        return self.arm, self.seed
+
+
+def _read_run(folder: Path, scale: Scale) -> _Run:
+    manifest_path = folder / "manifest.json"
+    manifest = _read_json(manifest_path)
+    config = _check_config(manifest, scale, str(manifest_path))
+    if folder.parts[-2:] != (config.arm, f"seed-{config.seed}"):
+        raise DataError(f"{manifest_path}: is of {config.arm}/seed-{config.seed}, not of this folder", _RETRAIN)
+    if not manifest.get("ended"):
+        raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it goes on")
+    metrics, evaluation = read_cells(folder / "metrics.csv"), read_cells(folder / "evaluation.csv")
+    steps = typed(metrics, METRICS, folder / "metrics.csv")["step"].tolist()
+    if steps != list(range(steps[0], steps[0] + len(steps))) or steps[0] > 1 or steps[-1] != manifest.get("steps"):
+        raise DataError(f"{folder / 'metrics.csv'}: column 'step' runs from {steps[0]} to {steps[-1]} in {len(steps)} rows; "
+                        f"the manifest says {manifest.get('steps')} steps", _RETRAIN)
+    typed(evaluation, EVALUATION, folder / "evaluation.csv")
+    return _Run(folder, config.experiment, config.arm, config.seed, metrics, evaluation, manifest)
+
+
+def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) -> RunConfig:
+    """The manifest's configuration; its hash must be its own, and its settings those of ``scale``."""
+    raw = manifest.get("config")
+    if not isinstance(raw, dict):
+        raise DataError(f"{where}: holds no 'config'", _RETRAIN)
+    written = {k: v for k, v in raw.items() if k not in ("device", "threads")}
+    digest = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+    if digest != manifest.get("config_sha256"):
+        raise DataError(f"{where}: config_sha256 is not the hash of its config", _RETRAIN)
+    try:
+        config = RunConfig.model_validate(raw)  # a key that is newer than the run takes its default
+    except ValidationError as error:
+        raise DataError(f"{where}: its config is not one of this version: {error.errors()[0]['msg']}", _RETRAIN) from error
+    if scale is not None:
+        now = scale.run(config.experiment, config.arm, config.seed).model_dump(mode="json", exclude={"device", "threads"})
+        then = config.model_dump(mode="json", exclude={"device", "threads"})
+        if changed := _changed(then, now):
+            raise DataError(f"{where}: made with {changed[0]}", "train it again (--config runs=fresh), or undo the change")
+    return config
+
+
+def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Keys whose values differ, each as ``key = then, but now now``."""
+    found: list[str] = []
+    for key, value in now.items():
+        before = then.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            found += _changed(before, value, f"{prefix}{key}.")
+        elif before != value:
+            found.append(f"{prefix}{key} = {before!r}, but the configuration says {value!r}")
+    return found
+
+
+def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
+    """Every run answers the same questions with the same decodings."""
+    first: tuple[str, frozenset[tuple[str, ...]]] | None = None
+    for (arm, seed), rows in evaluation.groupby(["arm", "seed"], sort=True):
+        asked = frozenset(zip(rows["dataset"], rows["question_id"], rows["decoding"], strict=True))
+        if first is None:
+            first = f"{arm}/seed-{seed}", asked
+        elif asked != first[1]:
+            odd = " ".join(sorted(asked ^ first[1])[0])
+            raise DataError(f"{where}: {arm}/seed-{seed} and {first[0]} were evaluated on different questions, e.g. {odd}",
+                            "evaluate both on the same data; remove the older run's folder and train it again")
+
+
+def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
+    """The runs' cells under one another, with the run's columns in front."""
+    frames = [cells.assign(experiment=run.experiment, arm=run.arm, seed=str(run.seed)) for run, cells in parts]
+    columns = [*RUN, *(name for name in same_columns(frames) if name not in RUN)]
+    return pd.concat(frames, ignore_index=True).reindex(columns=columns).fillna("")
+
+
+def _read(path: Path, schema: Schema) -> pd.DataFrame:
+    return typed(read_cells(path), schema, path)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", "run snakemake to make it") from error
+    except ValueError as error:
+        raise DataError(f"{path}: no valid JSON: {error}", _RETRAIN) from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: holds no JSON object", _RETRAIN)
+    return content
+
+
+def _gzip(data: bytes) -> bytes:
+    return gzip.compress(data, compresslevel=9, mtime=0)
