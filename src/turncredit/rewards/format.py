@@ -148,8 +148,7 @@ def intermediate_turn_format(turn: Turn, grammar: Grammar = SEARCH) -> bool:
     sampled text: a turn that writes it itself is malformed, and so is a search that got no result.
     """
     answered = bool(turn.observation.text) and turn.observation.error is None
-    return answered and _is_sequence(turn.text, grammar, grammar.call) and bool(
-        parse_action(turn.text, grammar).content)
+    return answered and _is_sequence(turn.text, grammar, grammar.call)
 
 
 def _is_sequence(text: str, grammar: Grammar, action: str) -> bool:
