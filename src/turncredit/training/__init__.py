@@ -1,0 +1,1 @@
+"""Training: seeds, budget, batches, updates, checkpoints, and the run that ties them together."""

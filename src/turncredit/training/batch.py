@@ -1,0 +1,95 @@
+"""Rows as padded micro-batches, and the way back to the flat order of loss tokens.
+
+``_N`` counts the loss tokens of all rows: rows in order, tokens in order (``TokenCredit``'s order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turncredit.credit import Row
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Right-padded rows of one forward pass.
+
+    Attributes:
+        ids_B_T, attention_B_T: int64; padding has id ``pad_id`` and attention 0.
+        loss_mask_B_T: bool; true on the sampled tokens that a row owns.
+        flat_N: where its loss tokens (row-major) stand in the flat order of the whole batch.
+    """
+
+    ids_B_T: Tensor
+    attention_B_T: Tensor
+    loss_mask_B_T: Tensor
+    flat_N: Tensor
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on another device; ``flat_N`` too."""
+        return MicroBatch(*(getattr(self, name).to(device) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token arrays of all rows, made once a step.
+
+    Attributes:
+        ids_R, loss_mask_R: one int64 and one bool array a row, of equal length.
+        start_R: where a row's loss tokens begin in the flat order; one more entry, their number N.
+        old_logprob_N: the sampler's log-probabilities, float32.
+    """
+
+    ids_R: tuple[np.ndarray, ...]
+    loss_mask_R: tuple[np.ndarray, ...]
+    start_R: np.ndarray
+    old_logprob_N: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Batch:
+        """The rows' tokens, masks as the transcripts carry them."""
+        ids_R = tuple(np.array(row.transcript.ids) for row in rows)
+        loss_mask_R = tuple(np.array(row.loss_mask, dtype=bool) for row in rows)
+        start_R = np.cumsum([0, *(int(mask.sum()) for mask in loss_mask_R)])
+        old = [np.array(row.transcript.logprobs, dtype=np.float32)[mask]
+               for row, mask in zip(rows, loss_mask_R, strict=True)]
+        return cls(ids_R, loss_mask_R, start_R, torch.from_numpy(np.concatenate(old)))
+
+    @property
+    def trained(self) -> list[int]:
+        """Rows that own at least one loss token."""
+        return [r for r, count in enumerate(np.diff(self.start_R)) if count]
+
+    def flat(self, rows: Sequence[int]) -> Tensor:
+        """Flat places of these rows' loss tokens, row by row."""
+        return torch.from_numpy(np.concatenate([np.arange(self.start_R[r], self.start_R[r + 1]) for r in rows]))
+
+    def micro_batches(self, rows: Sequence[int], most_tokens: int, pad_id: int = 0) -> list[MicroBatch]:
+        """Pack rows of like length together, at most ``most_tokens`` padded tokens a forward pass.
+
+        Deterministic: rows are sorted by length, ties by index. A row longer than ``most_tokens``
+        goes alone. Every row is in exactly one micro-batch.
+        """
+        packs: list[list[int]] = []
+        for r in sorted(rows, key=lambda r: (-len(self.ids_R[r]), r)):
+            # the first row of a pack is its longest
+            if packs and (len(packs[-1]) + 1) * len(self.ids_R[packs[-1][0]]) <= most_tokens:
+                packs[-1].append(r)
+            else:
+                packs.append([r])
+        return [self._pad(pack, pad_id) for pack in packs]
+
+    def _pad(self, pack: Sequence[int], pad_id: int) -> MicroBatch:
+        length_B = np.array([len(self.ids_R[r]) for r in pack])
+        real_B_T = np.arange(length_B.max()) < length_B[:, None]
+        ids_B_T = np.full(real_B_T.shape, pad_id, dtype=np.int64)
+        ids_B_T[real_B_T] = np.concatenate([self.ids_R[r] for r in pack])
+        loss_mask_B_T = np.zeros(real_B_T.shape, dtype=bool)
+        loss_mask_B_T[real_B_T] = np.concatenate([self.loss_mask_R[r] for r in pack])
+        return MicroBatch(torch.from_numpy(ids_B_T), torch.from_numpy(real_B_T.astype(np.int64)),
+                          torch.from_numpy(loss_mask_B_T), self.flat(pack))

@@ -1,0 +1,55 @@
+"""How many questions a step takes, so that every arm samples the same number of tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from turncredit.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Keeps the tokens sampled so far near ``step * tokens_per_step``; all its state is here.
+
+    Attributes:
+        tokens_per_step: the target, sampled tokens (shared turns counted once).
+        tokens_per_question: moving average of what one question costs.
+        steps: steps observed.
+        spent: tokens sampled in them.
+    """
+
+    tokens_per_step: int
+    tokens_per_question: float
+    steps: int = 0
+    spent: int = 0
+
+    def questions(self, most: int) -> int:
+        """Questions of the next step, 1 to ``most``; what the last steps missed is made up for.
+
+        >>> TokenBudget(2000, 100.0).questions(500), TokenBudget(2000, 100.0, steps=1, spent=2500).questions(500)
+        (20, 15)
+        """
+        left = self.tokens_per_step * (self.steps + 1) - self.spent
+        return min(max(round(left / self.tokens_per_question), 1), most)
+
+    def observe(self, questions: int, tokens: int, decay: float = 0.7) -> TokenBudget:
+        """The budget after a step that sampled ``tokens`` for ``questions``."""
+        average = decay * self.tokens_per_question + (1 - decay) * tokens / questions
+        return replace(self, tokens_per_question=average, steps=self.steps + 1, spent=self.spent + tokens)
+
+
+def tokens_per_question(branching: Sequence[int], transcripts: Sequence[Transcript]) -> float:
+    """Expected sampled tokens of one question, from episodes that were not branched.
+
+    Turn k is sampled branching_1 * ... * branching_k times, as often as an episode gets there.
+
+    Args:
+        branching: actions sampled from each state, for every turn.
+        transcripts: single episodes of the same policy (the validation before training).
+    """
+    copies_K = [math.prod(branching[:k + 1]) for k in range(len(branching))]
+    total = sum(copies * len(turn.sampled_ids) for transcript in transcripts
+                for copies, turn in zip(copies_K, transcript.turns, strict=False))
+    return max(total / len(transcripts), 1.0)

@@ -1,0 +1,59 @@
+"""SIGTERM and SIGUSR1 (SLURM's warning) as a question that the trainer asks at safe places."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from turncredit.errors import Interrupted
+from turncredit.policy.engine import Engine, Sample
+
+
+class StopRequest:
+    """Whether the process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    def check(self) -> None:
+        """Raise ``Interrupted`` if a signal has arrived."""
+        if self.name is not None:
+            raise Interrupted(f"stopped by {self.name}", "run the same command again to go on")
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Listen to SIGTERM and SIGUSR1 while the block runs; the handlers before it come back."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self.name = signal.Signals(number).name
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class StoppableEngine:
+    """An engine that is asked to stop between two turns; rollouts change no state, so they may be left."""
+
+    def __init__(self, engine: Engine, request: StopRequest) -> None:
+        self._engine, self._request = engine, request
+
+    def generate(self, contexts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None, max_tokens: int,
+                 temperature: float, stop_tags: tuple[str, ...]) -> list[Sample]:
+        """See ``Engine.generate``.
+
+        Raises:
+            Interrupted: a signal has arrived.
+        """
+        self._request.check()
+        return self._engine.generate(contexts, seeds=seeds, max_tokens=max_tokens, temperature=temperature,
+                                     stop_tags=stop_tags)
+
+    def reset_prefix_cache(self) -> None:
+        """See ``Engine.reset_prefix_cache``."""
+        self._engine.reset_prefix_cache()

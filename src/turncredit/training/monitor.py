@@ -1,0 +1,73 @@
+"""Collapse, seen in the metrics: flags that are shown and never hide a run. Pure functions of the history.
+
+The modes are those that replications of this paper met: rewards that never vary (so no gradient),
+answers that grow without end, searching up to the cap and never answering, and a lost format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+MetricsRow = Mapping[str, float | str | None]
+
+WINDOW = 5  # training steps that must agree before a flag is raised
+SAMPLER_TRAINER_KL_GATE = 0.015  # prime-rl's gate
+
+
+def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[str, ...]:
+    """Names of the collapse modes that the last training steps show.
+
+    - ``reward_flat``: the same total reward in every step, and no right answer;
+    - ``zero_gradient``: gradient norms below 1e-6;
+    - ``no_contrast``: every group's rewards are all equal;
+    - ``length_explosion``: an episode samples over three times the tokens of the first steps;
+    - ``searches_pinned``: episodes use all their turns, and most end without an answer;
+    - ``format_lost``: format correctness fell below a tenth of its best, which was above 0.3;
+    - ``sampler_drift``: in the last step, sampler and trainer differ by a KL above 0.015.
+
+    Args:
+        history: metrics rows, oldest first; rows without training (step 0) are passed over.
+        max_turns: N_max.
+
+    >>> step = {"reward_total": 0.0, "answer_correct": 0.0, "grad_norm": 1.0, "turns_mean": 1.0}
+    >>> collapse_flags([step] * 5, max_turns=4), collapse_flags([step] * 4, max_turns=4)
+    (('reward_flat',), ())
+    """
+    rows = [row for row in history if row.get("reward_total") is not None]
+    if not rows:
+        return ()
+
+    def last(name: str) -> list[float]:
+        values = [row.get(name) for row in rows[-WINDOW:]]
+        return [v for v in values if isinstance(v, int | float)]
+
+    def lasting(name: str) -> list[float]:
+        """The window's values, or none while the window is not full."""
+        return values if len(values := last(name)) == WINDOW else []
+
+    flags = []
+    if (reward := lasting("reward_total")) and max(reward) - min(reward) < 1e-9 and max(last("answer_correct")) == 0:
+        flags.append("reward_flat")
+    if (norms := lasting("grad_norm")) and max(norms) < 1e-6:
+        flags.append("zero_gradient")
+    if (silent := lasting("zero_std_groups")) and min(silent) == 1:
+        flags.append("no_contrast")
+    if lasting("tokens_sampled") and _episode_tokens(rows[-WINDOW:]) > 3 * _episode_tokens(rows[:WINDOW]):
+        flags.append("length_explosion")
+    if ((turns := lasting("turns_mean")) and min(turns) > max_turns - 0.05
+            and max(lasting("stop_answered"), default=1.0) < 0.5):
+        flags.append("searches_pinned")
+    if form := lasting("format_correct"):
+        best = max(value for row in rows if isinstance(value := row.get("format_correct"), int | float))
+        if best > 0.3 and max(form) < 0.1 * best:
+            flags.append("format_lost")
+    if (drift := last("sampler_trainer_kl")) and drift[-1] > SAMPLER_TRAINER_KL_GATE:
+        flags.append("sampler_drift")
+    return tuple(flags)
+
+
+def _episode_tokens(rows: Sequence[MetricsRow]) -> float:
+    """Sampled tokens a trajectory over some steps."""
+    def total(name: str) -> float:
+        return sum(float(row[name] or 0) for row in rows)
+    return total("tokens_sampled") / max(total("trajectories"), 1.0)

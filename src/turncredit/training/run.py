@@ -1,0 +1,200 @@
+"""One training run and one evaluation, from files to files: what the command line calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from turncredit.config import RetrieverConfig, RunConfig
+from turncredit.credit import make_estimator
+from turncredit.errors import DataError
+from turncredit.evaluation import Bench, Decoding, evaluate, evaluation_ids
+from turncredit.files import atomic, sha256
+from turncredit.policy.chat import Codec
+from turncredit.policy.engine import Engine
+from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.model import Critic, load_policy, save_policy
+from turncredit.retrieval.client import Retriever
+from turncredit.retrieval.service import retriever
+from turncredit.rewards import make_reward
+from turncredit.tasks import make_task
+from turncredit.training import checkpoint
+from turncredit.training.interrupt import StoppableEngine, StopRequest
+from turncredit.training.learner import Learner
+from turncredit.training.lock import run_lock
+from turncredit.training.manifest import now, provenance, write_manifest
+from turncredit.training.metrics import write_metrics
+from turncredit.training.trainer import Progress, Trainer
+from turncredit.world.questions import Question, read_questions
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Where a run reads and writes.
+
+    Attributes:
+        data: the world (``world.json``, ``questions/``).
+        index: the retriever's index.
+        policy: the base policy's folder, tokenizer included.
+        run: gets metrics.csv and manifest.json as the run's last act.
+        checkpoints: checkpoints, lock, live metrics and manifest, and the final policy.
+    """
+
+    data: Path
+    index: Path
+    policy: Path
+    run: Path
+    checkpoints: Path
+
+    @classmethod
+    def under(cls, root: Path, config: RunConfig) -> RunPaths:
+        """The layout of the clone at ``root``."""
+        run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
+        return cls(root / "data" / config.scale, root / "index" / config.scale, root / "policy" / config.scale / "base",
+                   root / "results" / run, root / "checkpoints" / run)
+
+    @property
+    def final_policy(self) -> Path:
+        """The trained policy, as a Hugging Face folder."""
+        return self.checkpoints / "final"
+
+
+def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:
+    """Train one run to its end, from its newest checkpoint if there is one.
+
+    Leaves ``checkpoints/final`` (a Hugging Face folder) and then, as the last act, metrics.csv and
+    manifest.json in the run's folder: a killed run leaves nothing there that looks finished.
+
+    Raises:
+        RunLockedError: another process writes this run.
+        DataError: a data file is missing, altered or empty.
+        CheckpointError: checkpoints of another configuration, or only damaged ones.
+        Interrupted: SIGTERM or SIGUSR1 arrived; the state is saved.
+        NonFiniteError: training diverged.
+        RetrieverError: the retriever cannot be reached.
+    """
+    torch.set_num_threads(config.threads)
+    with ExitStack() as held:
+        held.enter_context(run_lock(paths.checkpoints))
+        stop = held.enter_context(StopRequest().listening())
+        pool, validation, test = (read_split(paths.data, split, config.train_on if split != "test" else None)
+                                  for split in ("train", "validation", "test"))
+        found = checkpoint.newest(paths.checkpoints, config.digest())
+        progress = Progress(started=now()) if found is None else Progress.load(found)
+        if found is not None:
+            progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
+        codec = Codec.load(paths.policy)
+        estimator = make_estimator(config.algorithm, config.training)
+        policy = load_policy(paths.policy if found is None else found / "policy", config.device)
+        learner = Learner(
+            policy, Critic(policy) if estimator.uses_critic else None,
+            load_policy(paths.policy, config.device) if config.training.kl_coefficient else None,
+            config.training, config.device)
+        if found is not None:
+            learner.load(found)
+        manifest = _manifest(config, paths, test)
+        write_manifest(paths.checkpoints / "manifest.json", {**manifest, **_course(progress, None)})
+
+        search = held.enter_context(retriever(paths.index, retriever_config))
+        engine = StoppableEngine(HFEngine(learner.policy, codec), stop)
+        bench = make_bench(config, engine, search, codec)
+        progress = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, stop).train(progress)
+
+        save_policy(learner.accelerator.unwrap_model(learner.policy), paths.final_policy, codec.tokenizer)
+        manifest |= _course(progress, now())
+        write_manifest(paths.checkpoints / "manifest.json", manifest)
+        write_metrics(progress.rows, paths.run / "metrics.csv")
+        write_manifest(paths.run / "manifest.json", manifest)
+
+
+def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverConfig, *, data: Path, index: Path,
+                 output: Path, decodings: Sequence[Decoding] = ("greedy",), closed_book: bool = False) -> None:
+    """Evaluate a policy on all test questions and write evaluation.csv.
+
+    Args:
+        policy: a Hugging Face folder with its tokenizer.
+        config: gives the task (and the device); which arm it is matters to no column.
+        retriever_config, index: the retriever.
+        data: the world.
+        output: evaluation.csv; a manifest.json beside it must name the same evaluation questions.
+        decodings: each plays every question once.
+        closed_book: without a retriever, where the only turn must answer.
+
+    Raises:
+        DataError: data are missing or altered, or the manifest names other questions.
+        CheckpointError: no readable policy there.
+        RetrieverError: the retriever cannot be reached.
+    """
+    torch.set_num_threads(config.threads)
+    questions = read_split(data, "test", None)
+    _check_same_questions(output.parent / "manifest.json", questions)
+    codec = Codec.load(policy)
+    engine = HFEngine(load_policy(policy, config.device), codec)
+    with ExitStack() as held:
+        search = None if closed_book else held.enter_context(retriever(index, retriever_config))
+        bench = make_bench(config, engine, search, codec)
+        bench = bench.closed_book() if closed_book else bench
+        table = pd.concat([evaluate(bench, questions, decoding, config.seed) for decoding in decodings])
+    with atomic(output) as temporary:
+        table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+def make_bench(config: RunConfig, engine: Engine, search: Retriever | None, codec: Codec) -> Bench:
+    """The task and rewards of a run, played by ``engine``."""
+    reward = make_reward(config.task, config.algorithm.content, config.rewards)
+    return Bench(make_task(config.task), reward, engine, search, codec)
+
+
+def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Question]:
+    """The questions of a split, of the named datasets or of all (by name), checked against ``world.json``.
+
+    Raises:
+        DataError: a file is missing, differs from its recorded sha256, or no question is left.
+    """
+    record = data / "world.json"
+    try:
+        recorded: dict[str, str] = json.loads(record.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{record}: cannot be read: {error}", "make it again: snakemake data") from error
+    suffix = f".{split}.jsonl"
+    names = sorted(recorded) if datasets is None else [f"questions/{dataset}{suffix}" for dataset in datasets]
+    questions: list[Question] = []
+    for name in (name for name in names if name.endswith(suffix)):
+        if sha256(data / name) != recorded.get(name):
+            raise DataError(f"{data / name}: differs from the sha256 in world.json", "make it again: snakemake data")
+        questions += read_questions(data / name)
+    if not questions:
+        raise DataError(f"{data}: no {split} questions for {', '.join(datasets or ['any dataset'])}",
+                        "raise the scale's question counts, or name datasets that have some")
+    return questions
+
+
+def _manifest(config: RunConfig, paths: RunPaths, test: Sequence[Question]) -> dict[str, Any]:
+    """The part of the manifest that is known before training."""
+    files = {f"policy/{path.name}": path for path in sorted(paths.policy.glob("*.safetensors"))}
+    files |= {path.relative_to(paths.data).as_posix(): path for path in sorted(paths.data.glob("questions/*.jsonl"))}
+    files |= {"world.json": paths.data / "world.json", "index.json": paths.index / "index.json"}
+    return {"config": config.model_dump(mode="json"), "config_sha256": config.digest(), "seed": config.seed,
+            "evaluation_ids_sha256": evaluation_ids(test), **provenance(files)}
+
+
+def _course(progress: Progress, ended: str | None) -> dict[str, Any]:
+    """The part of the manifest that tells the run's course."""
+    return {"state": "running" if ended is None else "finished", "started": progress.started, "ended": ended,
+            "resumed_from": list(progress.resumed_from), "steps": progress.step}
+
+
+def _check_same_questions(manifest: Path, questions: Sequence[Question]) -> None:
+    if not manifest.exists():
+        return
+    recorded = json.loads(manifest.read_text(encoding="utf-8"))["evaluation_ids_sha256"]
+    if recorded != evaluation_ids(questions):
+        raise DataError(f"{manifest}: was made for other evaluation questions than the data hold now",
+                        "train the run again, or restore its data")
