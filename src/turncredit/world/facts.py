@@ -85,19 +85,17 @@ class Facts:
         """Whether the value can be the answer of a question: known, rare, and no part of a name."""
         value = self.values.get((country, relation))
         return (value is not None and self.holders(relation, value) <= _MAX_SHARED
-                and len(value) >= _MIN_ANSWER and not hidden_in(value, self.countries))
+                and len(value) >= _MIN_ANSWER and not overlaps(value, self.countries))
 
 
-def hidden_in(text: str, names: Iterable[str]) -> bool:
-    """Whether ``text`` stands inside a longer name or a name stands inside it.
+def overlaps(text: str, names: Iterable[str]) -> bool:
+    """Whether ``text`` stands inside one of the names, or one of the names inside it.
 
-    >>> hidden_in("Oman", ["Oman", "Romania"]), hidden_in("Kuwait City", ["Kuwait"])
-    (True, True)
-    >>> hidden_in("Kenya", ["Kenya", "Peru"])
-    False
+    >>> overlaps("Oman", ["Romania"]), overlaps("Kuwait City", ["Kuwait"]), overlaps("Peru", ["Chad"])
+    (True, True, False)
     """
     low = text.lower()
-    return any(low != name.lower() and (low in name.lower() or name.lower() in low) for name in names)
+    return any(low in name.lower() or name.lower() in low for name in names)
 
 
 def plain_name(text: str) -> str | None:
@@ -126,7 +124,7 @@ def load_facts() -> Facts:
         if place["countrycode"] in places:
             places[place["countrycode"]].append(place)
 
-    bearers = Counter(plain_name(place["name"]) for of in places.values() for place in of)
+    bearers = Counter(_spoken(plain_name(place["name"])) for of in places.values() for place in of)
     countries: dict[str, Country] = {}
     cities: dict[str, tuple[City, ...]] = {}
     values: dict[tuple[str, str], str] = {}
@@ -139,9 +137,9 @@ def load_facts() -> Facts:
             neighbours=tuple(sorted(names[other] for other in around if other in names)))
         ranked = sorted(places[iso], key=lambda p: (-p["population"], p["geonameid"]))
         cities[name] = tuple(
-            City(city, name, int(place["population"]), bearers[city] == 1)
+            City(city, name, int(place["population"]), bearers[_spoken(city)] == 1)
             for place in ranked
-            if (city := plain_name(place["name"])) is not None and not hidden_in(city, [*names.values()]))
+            if (city := plain_name(place["name"])) is not None and not overlaps(city, [*names.values()]))
         told: dict[str, str | None] = {
             "capital": plain_name(record["capital"]),
             "currency": plain_name(record["currencyname"]),
@@ -151,6 +149,11 @@ def load_facts() -> Facts:
         values.update({(name, relation): value for relation in RELATIONS
                        if (value := told.get(relation)) and name.lower() not in value.lower()})
     return Facts(countries, values, cities)
+
+
+def _spoken(name: str | None) -> str:
+    """The name as a search sees it: 'Saint-Pierre' and 'Saint Pierre' are one."""
+    return (name or "").replace("-", " ").lower()
 
 
 def _city_values(ranked: Sequence[Record]) -> dict[str, str | None]:

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from turncredit.retrieval.corpus import Passage
 from turncredit.world.facts import RELATIONS, City, Country, Facts
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A passage; ``contents`` is Search-R1's form of title and text."""
-
-    id: str
-    title: str
-    text: str
-
-    @property
-    def contents(self) -> str:
-        """The title in quotes on a line of its own, then the text."""
-        return f'"{self.title}"\n{self.text}'
 
 
 def corpus_cities(facts: Facts, count: int) -> tuple[City, ...]:
@@ -30,24 +16,25 @@ def corpus_cities(facts: Facts, count: int) -> tuple[City, ...]:
 
 
 def make_passages(facts: Facts, cities: tuple[City, ...]) -> list[Passage]:
-    """All passages, countries first, with ids "0", "1", ... in order."""
+    """All passages, countries first, with ids "00000", "00001", ... in order."""
     told = [pair for country in facts.countries.values() for pair in _country(facts, country)]
     told += [(city.name, f"{city.name} is a city in {city.country} with "
                          f"{max(1, round(city.population / 1000))} thousand people.") for city in cities]
-    return [Passage(str(n), title, text) for n, (title, text) in enumerate(told)]
+    return [Passage.of(f"{n:05d}", title, text) for n, (title, text) in enumerate(told)]
 
 
 def _country(facts: Facts, country: Country) -> Iterator[tuple[str, str]]:
     name = country.name
+    yield name, f"{name} lies in {country.continent}."
+    if country.domain:
+        yield name, f"The domain of {name} is {country.domain}."
+    if country.calling_code:
+        yield name, f"The prefix of {name} is {country.calling_code}."
+    yield name, f"The area of {name} is {country.area} square kilometres."
+    yield name, f"The population of {name} is {round(country.population / 1000)} thousand."
+    if country.neighbours:
+        yield name, f"{name} borders {', '.join(country.neighbours[:4])}."
+    # Last, since equal scores are in this order: naming the country alone finds none of these.
     for relation in RELATIONS:
         if (value := facts.values.get((name, relation))) is not None:
             yield name, f"The {relation} of {name} is {value}."
-    yield name, f"{name} lies in {country.continent}."
-    yield name, f"The area of {name} is {country.area} square kilometres."
-    yield name, f"The population of {name} is {round(country.population / 1000)} thousand."
-    if country.domain:
-        yield name, f"The internet domain of {name} is {country.domain}"
-    if country.calling_code:
-        yield name, f"The calling code of {name} is {country.calling_code}."
-    if country.neighbours:
-        yield name, f"{name} borders {', '.join(country.neighbours[:4])}."

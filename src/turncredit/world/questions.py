@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from turncredit.errors import ConfigError, DataError, nearest
-from turncredit.world.facts import ATTRIBUTES, LINKS, City, Facts, hidden_in
+from turncredit.world.facts import ATTRIBUTES, LINKS, City, Facts, overlaps
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -150,7 +150,7 @@ def _whose(facts: Facts, *relations: str) -> Iterator[Phrase]:
     """'the country whose R is V', where V names one country only."""
     for (country, relation), value in facts.values.items():
         if (relation in relations and facts.holders(relation, value) == 1
-                and not hidden_in(value, facts.countries)):
+                and not overlaps(value, facts.countries)):
             text = f"country whose {relation} is {value}"
             yield Phrase(f"the {text}", (country,), (Hop(text, country),))
 
@@ -180,7 +180,7 @@ def _bridge(facts: Facts, cities: tuple[City, ...]) -> Iterator[Phrase]:
 def _inverse(facts: Facts, cities: tuple[City, ...]) -> Iterator[Phrase]:
     """The country that an attribute or a city names."""
     for country in (*_whose(facts, *ATTRIBUTES), *_in_which(cities)):
-        if not hidden_in(country.value, facts.countries):
+        if not overlaps(country.value, facts.countries.keys() - {country.value}):
             yield country
 
 

@@ -1,0 +1,141 @@
+"""The client of a /retrieve server: bounded waits, bounded retries, and a cache.
+
+A server that is dead, slow or wrong is a ``RetrieverError``, never an empty list of results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import httpx
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+from turncredit.errors import RetrieverError
+from turncredit.retrieval.corpus import Passage
+from turncredit.retrieval.query import clean_query
+from turncredit.transcript import Document
+
+_CACHED = 200_000  # answers kept; the oldest goes first
+
+
+class Retriever(Protocol):
+    """What finds passages."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """The best ``top_k`` passages of each query, best first, in the queries' order.
+
+        Raises:
+            RetrieverError: the search failed.
+        """
+        ...
+
+
+@dataclass
+class Counts:
+    """What a client did so far, in queries."""
+
+    asked: int = 0
+    cached: int = 0  # answered without the server
+    cut: int = 0  # longer than ``max_query_tokens``
+
+
+class RetrieverClient:
+    """A ``Retriever`` over HTTP; close it, or use it in a ``with``.
+
+    Args:
+        url: of the server, without the path: "http://127.0.0.1:8000".
+        timeout_s: of one attempt.
+        retries: further attempts after a failed one, with growing pauses of at most 5 s.
+        index_sha256: identity that the server must have; None for a foreign server without /health.
+        max_query_tokens: whitespace words of a query that are sent; the rest is cut and counted.
+
+    Raises:
+        RetrieverError: the server cannot be reached, or serves another index.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, retries: int, index_sha256: str | None,
+                 max_query_tokens: int = 64) -> None:
+        self.url = url.rstrip("/")
+        self.counts = Counts()
+        self._index = index_sha256
+        self._max_query_tokens = max_query_tokens
+        self._cache: dict[tuple[str | None, int, str], tuple[Document, ...]] = {}
+        self._retrying = Retrying(stop=stop_after_attempt(retries + 1), retry=retry_if_exception(_transient),
+                                  wait=wait_exponential(multiplier=0.1, max=5), reraise=True)
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False)
+        if index_sha256 is not None:
+            try:
+                served = self._ask("GET", "/health", None).get("index_sha256")
+                if served != index_sha256:
+                    raise RetrieverError(f"{self.url} serves the index {str(served)[:12]}, not {index_sha256[:12]}",
+                                         "end that server, or build the index again: snakemake index")
+            except RetrieverError:
+                self.close()
+                raise
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """See ``Retriever``. All queries that are not cached go in one request, each once."""
+        cleaned = [clean_query(query, self._max_query_tokens) for query in queries]
+        keys = [(self._index, top_k, query) for query, _ in cleaned]
+        missing = list(dict.fromkeys(key for key in keys if key not in self._cache))
+        found = dict(zip(missing, self._retrieve([query for *_, query in missing], top_k), strict=True))
+        self.counts.asked += len(queries)
+        self.counts.cached += len(queries) - len(missing)
+        self.counts.cut += sum(was_cut for _, was_cut in cleaned)
+        answers = [list(found[key] if key in found else self._cache[key]) for key in keys]
+        self._cache.update(found)
+        while len(self._cache) > _CACHED:
+            del self._cache[next(iter(self._cache))]
+        return answers
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def _retrieve(self, queries: list[str], top_k: int) -> list[tuple[Document, ...]]:
+        if not queries:
+            return []
+        answer = self._ask("POST", "/retrieve", {"queries": queries, "topk": top_k, "return_scores": True})
+        try:
+            found = [tuple(Passage(hit["document"]["id"], hit["document"]["contents"]).document(float(hit["score"]))
+                           for hit in hits) for hits in answer["result"]]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RetrieverError(f"{self.url}/retrieve: not the answer of a retriever: {error!r}",
+                                 "check that the address is that of a /retrieve server") from error
+        if len(found) != len(queries) or any(len(hits) > top_k for hits in found):
+            raise RetrieverError(f"{self.url}/retrieve: {len(found)} answers to {len(queries)} queries, or more "
+                                 f"than {top_k} passages", "check that the address is that of a /retrieve server")
+        return found
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        try:
+            answer = self._retrying(self._attempt, method, path, body)
+        except httpx.HTTPStatusError as error:
+            raise RetrieverError(f"{self.url}{path}: HTTP {error.response.status_code}: {error.response.text[:300]}",
+                                 "look at the server's log, next to the index") from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise RetrieverError(f"{self.url}{path}: no answer: {type(error).__name__}: {error}",
+                                 "run the same command again: it starts a server") from error
+        if not isinstance(answer, dict):
+            raise RetrieverError(f"{self.url}{path}: not a JSON object", "check the address")
+        return answer
+
+    def _attempt(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        return self._http.request(method, path, json=body).raise_for_status().json()
+
+
+def _transient(error: BaseException) -> bool:
+    """Whether another attempt may succeed: no connection, no answer in time, or a busy server."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code in (429, 502, 503, 504)
+    return isinstance(error, httpx.TransportError)
