@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,13 +20,14 @@ import pandas as pd
 from pydantic import ValidationError
 
 from turncredit.config import RunConfig, Scale
-from turncredit.errors import DataError
+from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.schema import EVALUATION, METRICS, RUN, Schema, collected, read_cells, same_columns, typed
 
 Source = Literal["fresh", "shipped"]
 BASE = "base"  # the pseudo-experiment that holds the evaluations of the untrained policies
 
+_COLLECT = "collect the runs again"
 _RETRAIN = "remove the run's folder and train it again"
 
 
@@ -48,22 +50,30 @@ class Runs:
     source: Source
 
 
-def collect(run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
+def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
     """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz and manifests.json.
 
-    The cells are copied as they stand, sorted by arm and seed; the same runs give the same bytes.
+    The cells are copied as they stand, sorted by arm and seed; the same runs give the same bytes. A
+    run of another experiment's arm stands in for the arm that is the ``same_as`` of it, under that
+    arm's name; its manifest keeps telling where it was made. Of ``base`` there are evaluations only.
+
+    Args:
+        experiment: its name, or ``base``.
+        run_dirs: the runs' folders.
+        out_dir: gets the three files.
+        scale: the configuration that all runs must have been made with.
 
     Raises:
-        DataError: a file is missing or breaks its schema; a run has not finished or was made with
-            another configuration than ``scale`` says; runs of several experiments, or one twice;
-            runs that were evaluated on different questions.
+        DataError: a file is missing or breaks its schema; a run has not finished, was made with
+            another configuration or belongs to no arm; a run twice; runs that were evaluated on
+            different questions.
+        ConfigError: no such experiment.
     """
-    runs = sorted((_read_run(folder, scale) for folder in run_dirs), key=lambda run: run.order)
+    read = _read_base_run if experiment == BASE else _read_run
+    runs = sorted((run for folder in run_dirs for run in read(folder, experiment, scale)), key=lambda run: run.order)
     if not runs:
         raise DataError(f"{out_dir}: no runs to collect", "train the experiment first")
-    if len(names := {run.experiment for run in runs}) > 1:
-        raise DataError(f"{out_dir}: runs of several experiments: {', '.join(sorted(names))}", "collect them apart")
-    for one, other in zip(runs, runs[1:], strict=False):
+    for one, other in pairwise(runs):
         if one.order == other.order:
             raise DataError(f"{other.folder}: seed {other.seed} of {other.arm} a second time, after {one.folder}",
                             "name every run once")
@@ -71,10 +81,10 @@ def collect(run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
     _same_questions(evaluation, out_dir)
     if len({run.manifest.get("evaluation_ids_sha256") for run in runs}) > 1:
         raise DataError(f"{out_dir}: evaluation_ids_sha256 differs between the runs' manifests", _RETRAIN)
-    write_text(out_dir / "metrics.csv", _joined([(run, run.metrics) for run in runs]).to_csv(index=False, lineterminator="\n"))
+    write_text(out_dir / "metrics.csv", _csv(_joined([(run, run.metrics) for run in runs])))
     with atomic(out_dir / "evaluation.csv.gz") as temporary:
-        temporary.write_bytes(_gzip(evaluation.to_csv(index=False, lineterminator="\n").encode()))
-    manifests = {f"{run.arm}/seed-{run.seed}": run.manifest for run in runs}
+        temporary.write_bytes(gzip.compress(_csv(evaluation).encode(), compresslevel=9, mtime=0))
+    manifests = {f"{run.arm}/seed-{run.seed}": run.manifest for run in runs if run.manifest}
     write_text(out_dir / "manifests.json", json.dumps(manifests, indent=1, sort_keys=True) + "\n")
 
 
@@ -82,7 +92,8 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
     """The collected runs in ``folder``.
 
     Args:
-        folder: holds metrics.csv, evaluation.csv.gz and manifests.json of one experiment.
+        folder: holds metrics.csv, evaluation.csv.gz and manifests.json of one experiment, by whose
+            name it is called.
         source: where they come from; every table and figure repeats it.
         scale: if given, the runs must have been made with this configuration.
 
@@ -90,34 +101,39 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
         DataError: a file is missing or breaks its schema, the files do not belong together, or the
             runs were made with another configuration.
     """
-    metrics = _read(folder / "metrics.csv", collected(METRICS))
+    experiment = folder.name
     evaluation = _read(folder / "evaluation.csv.gz", collected(EVALUATION))
-    manifests = _read_json(folder / "manifests.json")
-    names = {name for frame in (metrics, evaluation) for name in frame["experiment"].unique()}
-    if len(names) != 1:
-        raise DataError(f"{folder}: rows of several experiments: {', '.join(sorted(names))}", "collect the runs again")
-    experiment = str(names.pop())
-    for file, frame in (("metrics.csv", metrics), ("evaluation.csv.gz", evaluation)):
-        found = {f"{arm}/seed-{seed}" for arm, seed in zip(frame["arm"], frame["seed"], strict=True)}
-        if found != set(manifests):
-            odd = sorted(found ^ set(manifests))
-            raise DataError(f"{folder}: {odd[0]} is in one of {file} and manifests.json only", "collect the runs again")
     _same_questions(evaluation, folder / "evaluation.csv.gz")
+    if experiment == BASE:
+        return Runs(BASE, pd.DataFrame({name: [] for name in RUN}), evaluation, {}, source)
+    metrics = _read(folder / "metrics.csv", collected(METRICS))
+    manifests = _read_json(folder / "manifests.json")
+    for file, frame in (("metrics.csv", metrics), ("evaluation.csv.gz", evaluation)):
+        if strangers := set(frame["experiment"]) - {experiment}:
+            raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", _COLLECT)
+        found = {f"{arm}/seed-{seed}" for arm, seed in zip(frame["arm"], frame["seed"], strict=True)}
+        if odd := found ^ set(manifests):
+            raise DataError(f"{folder}: {min(odd)} is in only one of {file} and manifests.json", _COLLECT)
     for key, manifest in manifests.items():
-        _check_config(manifest, scale, f"{folder / 'manifests.json'}: {key}")
+        where = f"{folder / 'manifests.json'}: {key}"
+        config = _check_config(manifest, scale, where)
+        if scale is not None and key not in {f"{arm}/seed-{config.seed}" for arm in _arms(config, experiment, scale)}:
+            raise DataError(f"{where}: is a run of {config.experiment}/{config.arm}, not of this arm", _COLLECT)
     return Runs(experiment, metrics, evaluation, manifests, source)
 
 
-def read_base(path: Path, source: Source) -> Runs:
-    """Evaluations of the untrained policies: rows of evaluation.csv with experiment, arm and seed in front.
-
-    ``experiment`` names the experiment whose task the policy was evaluated in; ``arm`` is ``base`` or ``clean``.
+def read_folders(folders: Iterable[Path], scale: Scale) -> dict[str, Runs]:
+    """Collected runs by experiment; a folder under ``shipped`` holds shipped runs, any other fresh ones.
 
     Raises:
-        DataError: the file is missing or breaks its schema.
+        DataError: as ``read_collected``, or two folders of one experiment.
     """
-    evaluation = _read(path, collected(EVALUATION))
-    return Runs(BASE, pd.DataFrame({name: [] for name in RUN}), evaluation, {}, source)
+    found: dict[str, Runs] = {}
+    for folder in folders:
+        if folder.name in found:
+            raise DataError(f"{folder}: a second folder of experiment {folder.name}", "name every experiment once")
+        found[folder.name] = read_collected(folder, "shipped" if "shipped" in folder.parts else "fresh", scale)
+    return found
 
 
 @dataclass(frozen=True)
@@ -137,7 +153,8 @@ class _Run:
         return self.arm, self.seed
 
 
-def _read_run(folder: Path, scale: Scale) -> _Run:
+def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
+    """A run under the name of each arm of ``experiment`` that it stands for (one, as a rule)."""
     manifest_path = folder / "manifest.json"
     manifest = _read_json(manifest_path)
     config = _check_config(manifest, scale, str(manifest_path))
@@ -148,10 +165,41 @@ def _read_run(folder: Path, scale: Scale) -> _Run:
     metrics, evaluation = read_cells(folder / "metrics.csv"), read_cells(folder / "evaluation.csv")
     steps = typed(metrics, METRICS, folder / "metrics.csv")["step"].tolist()
     if steps != list(range(steps[0], steps[0] + len(steps))) or steps[0] > 1 or steps[-1] != manifest.get("steps"):
-        raise DataError(f"{folder / 'metrics.csv'}: column 'step' runs from {steps[0]} to {steps[-1]} in {len(steps)} rows; "
-                        f"the manifest says {manifest.get('steps')} steps", _RETRAIN)
+        raise DataError(f"{folder / 'metrics.csv'}: column 'step' runs from {steps[0]} to {steps[-1]} in {len(steps)} "
+                        f"rows; the manifest says {manifest.get('steps')} steps", _RETRAIN)
     typed(evaluation, EVALUATION, folder / "evaluation.csv")
-    return _Run(folder, config.experiment, config.arm, config.seed, metrics, evaluation, manifest)
+    arms = _arms(config, experiment, scale)
+    if not arms:
+        raise DataError(f"{folder}: is a run of {config.experiment}/{config.arm}, which is no arm of {experiment}",
+                        "name the runs of one experiment only")
+    return [_Run(folder, experiment, arm, config.seed, metrics, evaluation, manifest) for arm in arms]
+
+
+def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
+    """An untrained policy's evaluation, ``base/{kind}/seed-{n}``.
+
+    A column ``experiment``, if there is one, names the experiment whose task was played; else it is
+    the scale's first experiment.
+    """
+    path = folder / "evaluation.csv"
+    evaluation = read_cells(path)
+    typed(evaluation, EVALUATION, path)
+    arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
+    if not seed.isdigit():
+        raise DataError(f"{folder}: is no folder of a run", "name folders like base/clean/seed-0")
+    if "experiment" not in evaluation.columns:
+        evaluation = evaluation.assign(experiment=next(iter(scale.experiments)))
+    metrics = pd.DataFrame({"step": pd.Series(dtype=str)})
+    return [_Run(folder, experiment, arm, int(seed), metrics, evaluation, {})]
+
+
+def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
+    """Arms of ``experiment`` whose runs are those of ``config``: itself, or named so by ``same_as``."""
+    if experiment not in scale.experiments:
+        raise ConfigError(f"no experiment {experiment!r} at scale {scale.name!r}",
+                          nearest(experiment, scale.experiments))
+    made = (config.experiment, config.arm)
+    return [arm for arm in scale.experiments[experiment].arms if scale.identical(experiment, arm) == made]
 
 
 def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) -> RunConfig:
@@ -166,12 +214,15 @@ def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) 
     try:
         config = RunConfig.model_validate(raw)  # a key that is newer than the run takes its default
     except ValidationError as error:
-        raise DataError(f"{where}: its config is not one of this version: {error.errors()[0]['msg']}", _RETRAIN) from error
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", _RETRAIN) from error
     if scale is not None:
-        now = scale.run(config.experiment, config.arm, config.seed).model_dump(mode="json", exclude={"device", "threads"})
-        then = config.model_dump(mode="json", exclude={"device", "threads"})
+        now, then = (c.model_dump(mode="json", exclude={"device", "threads"})
+                     for c in (scale.run(config.experiment, config.arm, config.seed), config))
         if changed := _changed(then, now):
-            raise DataError(f"{where}: made with {changed[0]}", "train it again (--config runs=fresh), or undo the change")
+            raise DataError(f"{where}: made with {changed[0]}",
+                            "train it again (--config runs=fresh), or undo the change of the configuration")
     return config
 
 
@@ -196,13 +247,14 @@ def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
             first = f"{arm}/seed-{seed}", asked
         elif asked != first[1]:
             odd = " ".join(sorted(asked ^ first[1])[0])
-            raise DataError(f"{where}: {arm}/seed-{seed} and {first[0]} were evaluated on different questions, e.g. {odd}",
-                            "evaluate both on the same data; remove the older run's folder and train it again")
+            raise DataError(f"{where}: {arm}/seed-{seed} and {first[0]} were evaluated on different questions: {odd}",
+                            "evaluate both on the same data: remove the older run's folder and train it again")
 
 
 def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
     """The runs' cells under one another, with the run's columns in front."""
-    frames = [cells.assign(experiment=run.experiment, arm=run.arm, seed=str(run.seed)) for run, cells in parts]
+    frames = [cells.assign(**({} if "experiment" in cells.columns else {"experiment": run.experiment}),
+                           arm=run.arm, seed=str(run.seed)) for run, cells in parts]
     columns = [*RUN, *(name for name in same_columns(frames) if name not in RUN)]
     return pd.concat(frames, ignore_index=True).reindex(columns=columns).fillna("")
 
@@ -223,5 +275,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _gzip(data: bytes) -> bytes:
-    return gzip.compress(data, compresslevel=9, mtime=0)
+def _csv(frame: pd.DataFrame) -> str:
+    return str(frame.to_csv(index=False, lineterminator="\n"))

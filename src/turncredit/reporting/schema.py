@@ -47,6 +47,8 @@ class Schema:
     after_start: frozenset[str] = frozenset()
 
 
+_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError)
+
 RUN = {"experiment": Kind.NAME, "arm": Kind.NAME, "seed": Kind.COUNT}
 
 _TRAINING = {
@@ -88,8 +90,8 @@ def read_cells(path: Path) -> pd.DataFrame:
         return pd.read_csv(path, dtype=str, keep_default_na=False, na_filter=False)
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file", "run snakemake to make it") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise DataError(f"{path}: not a readable CSV file: {error}", "remove it and run snakemake to make it again") from error
+    except _UNREADABLE as error:
+        raise DataError(f"{path}: not a readable CSV file: {error}", "remove it and run snakemake again") from error
 
 
 def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
@@ -135,7 +137,7 @@ def _parse(cells: pd.Series, name: str, kind: Kind, schema: Schema, path: Path,
         wrong |= (values < 0) | (values > 1)
     if kind is Kind.COUNT:
         wrong |= (values < 0) | (values % 1 > 0)
-    _refuse(wrong, cells, name, kind, schema, path)
+    _refuse(pd.Series(wrong), cells, name, kind, schema, path)
     return values.astype(int) if kind is Kind.COUNT and not empty.any() else values
 
 
