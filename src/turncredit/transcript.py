@@ -51,11 +51,14 @@ class Observation:
         text: the appended text, scaffolding included; empty at the end of an episode.
         documents: the passages shown in it, as they were shown (cut to the budget).
         error: name of the fault that the text reports to the agent, or None.
+        role: chat role that the text comes from as a message of its own; None appends it inside the
+            assistant's turn.
     """
 
     text: str = ""
     documents: tuple[Document, ...] = ()
     error: str | None = None
+    role: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
