@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from turncredit.config import TaskConfig
 from turncredit.errors import ConfigError
@@ -41,13 +41,15 @@ class Rules:
         remarks: the observation after each kind of invalid turn.
         instruction: the full instruction; shown if the configuration asks for it.
         instruction_role: "user" puts it before the question, "system" in a message of its own.
+        reply_role: chat role of observations; None appends them inside the assistant's turn.
     """
 
     grammar: Grammar
     read_call: Callable[[str], str | Fault]
     remarks: Mapping[Fault, str]
     instruction: str
-    instruction_role: str
+    instruction_role: Literal["user", "system"]
+    reply_role: Literal["user"] | None
 
 
 @dataclass(slots=True)
@@ -93,14 +95,14 @@ class Episode:
         if self.turns == self.config.max_turns:
             return self._end(StopReason.TURN_LIMIT)
         if documents is not None:
-            found = documents[:self.config.top_k]
-            return Step(show(found, self.rules.grammar.result, self.config.max_observation_tokens,
-                             self.count_tokens, self.cut))
+            shown = show(documents[:self.config.top_k], self.rules.grammar.result,
+                         self.config.max_observation_tokens, self.count_tokens, self.cut)
+            return Step(replace(shown, role=self.rules.reply_role))
         self.invalid_turns += 1
         if self.invalid_turns >= self.config.max_invalid_turns:
             return self._end(StopReason.INVALID_LIMIT)
         fault = self._fault(text, stop)
-        return Step(Observation(self.rules.remarks[fault], error=fault.value))
+        return Step(Observation(self.rules.remarks[fault], error=fault.value, role=self.rules.reply_role))
 
     def fork(self) -> Environment:
         """An independent copy: everything in it is immutable but its own counters."""

@@ -46,13 +46,13 @@ def show(
     shown: list[Document] = []
     for found in documents:
         title, text = neutral(found.title), neutral(found.text)
-        room = max_tokens
-        part = text
-        while part and (excess := count_tokens(_frame([*shown, _as(found, title, part)], tag)) - max_tokens) > 0:
+        part, room = text, max_tokens
+        while (excess := count_tokens(_frame([*shown, _as(found, title, part)], tag)) - max_tokens) > 0 and part:
             room = min(room, count_tokens(part)) - excess
             part = _prefix(text, cut(text, room)) if room > 0 else ""
-        if part:
-            shown.append(_as(found, title, part))
+        if excess > 0 or (text and not part):
+            break
+        shown.append(_as(found, title, part))
         if part != text:
             break
     return Observation(_frame(shown, tag), tuple(shown))

@@ -2,8 +2,8 @@
 
 A turn is ``<think> ... </think>`` and then ``<search> query </search>`` or ``<answer> text </answer>``.
 After a search comes ``<information>Doc 1(Title: ...) text`` and so on, one passage a line, closed by
-``</information>``; after an invalid turn a fixed remark. The model has ``max_turns`` turns (N_max);
-the last one can only answer.
+``</information>``; after an invalid turn a fixed remark. Both continue the assistant's own message.
+The model has ``max_turns`` turns (N_max); the last one can only answer.
 """
 
 from __future__ import annotations
@@ -31,4 +31,5 @@ RULES = Rules(
         "the bare answer and no explanation, for example <answer> Beijing </answer>."
     ),
     instruction_role="user",
+    reply_role=None,
 )

@@ -2,8 +2,8 @@
 
 The first turn is ``<reasoning> ... </reasoning>`` and one JSON call between ``<tool>`` and ``</tool>``:
 ``{"name": "wiki_search", "args": {"query": "..."}}``. The passage comes back between ``<result>`` and
-``</result>``, in the same form as in the search task, or a text that starts with "Error:". The next
-turn is ``<reasoning> ... </reasoning><answer> text </answer>``.
+``</result>`` as a user's message, in the same form as in the search task, or a text that starts with
+"Error:". The next turn is ``<reasoning> ... </reasoning><answer> text </answer>``.
 """
 
 from __future__ import annotations
@@ -81,4 +81,5 @@ RULES = Rules(
         "tool or argument. If the result does not help, answer from what you know."
     ),
     instruction_role="system",
+    reply_role="user",
 )

@@ -1,0 +1,213 @@
+"""Whatever a model writes or a retriever finds: parsers hold, data stays data."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.episodes import (
+    HIT,
+    characters,
+    config,
+    first_characters,
+    play,
+    question,
+    reason_answer,
+    reason_tool,
+    start,
+    think_answer,
+    think_search,
+)
+from turncredit.config import Content, SearchRewards, TaskConfig, ToolRewards
+from turncredit.rewards import Rewards, make_reward
+from turncredit.rewards.format import (
+    SEARCH,
+    TOOL,
+    Grammar,
+    final_turn_format,
+    intermediate_turn_format,
+    parse_action,
+    parse_blocks,
+)
+from turncredit.rewards.text import exact_match, f1, normalise
+from turncredit.tasks.passages import neutral, show
+from turncredit.tasks.tool_search import read_call
+from turncredit.transcript import Document, Transcript, TurnStop
+
+GRAMMARS = st.sampled_from([SEARCH, TOOL])
+TAGS = [f"<{slash}{name}>" for g in (SEARCH, TOOL) for name in g.names for slash in ("", "/")]
+MARKERS = ["<|im_end|>", "<|im_start|>", "<|end|>", "</s>", "<THINK>", "[INST]", "<<", "<", ">", "�"]
+PIECES = st.sampled_from(TAGS) | st.sampled_from([" ", "\n", "Rome", "{}", *MARKERS]) | st.text(max_size=8)
+SOUP = st.lists(PIECES, max_size=12).map("".join)
+TURNS = SOUP | st.sampled_from([think_search(), think_answer(), reason_tool(), reason_answer()])
+DOCUMENTS = st.lists(st.builds(Document, st.just("d"), SOUP, SOUP), max_size=3)
+TASKS = st.builds(config, st.sampled_from(["search", "tool_search"]), max_turns=st.integers(1, 5),
+                  max_invalid_turns=st.integers(1, 3), max_observation_tokens=st.integers(80, 300))
+CONTENTS = st.sampled_from(["outcome", "merged", "full"])
+
+
+def judge(task: TaskConfig, episode: Transcript, content: Content = "full",
+          answers: tuple[str, ...] = ("Rome",)) -> Rewards:
+    values = SearchRewards() if task.name == "search" else ToolRewards()
+    return make_reward(task, content, values)(episode, question(*answers))
+
+
+def without_space(text: str) -> str:
+    return "".join(text.split())
+
+
+@given(SOUP, GRAMMARS)
+def test_no_character_of_a_turn_is_lost(text: str, grammar: Grammar) -> None:
+    written = "".join(
+        (f"<{b.name}>" if b.name else "") + b.content + (f"</{b.name}>" if b.closed else "")
+        for b in parse_blocks(text, grammar))
+    assert without_space(written) == without_space(text)
+
+
+def oracle(text: str, grammar: Grammar, action: str) -> bool:
+    """The format written as one expression: two blocks that hold no tag, in order, nothing else."""
+    inside = rf"(?:(?!</?(?:{'|'.join(grammar.names)})>).)*"
+    pattern = rf"\s*<{grammar.thought}>{inside}</{grammar.thought}>\s*<{action}>{inside}</{action}>\s*"
+    return re.fullmatch(pattern, text, re.DOTALL) is not None
+
+
+@given(SOUP | st.lists(st.sampled_from([*TAGS, "x"]), max_size=6).map("".join), GRAMMARS)
+def test_the_format_is_two_plain_blocks(text: str, grammar: Grammar) -> None:
+    assert final_turn_format(text, grammar) is oracle(text, grammar, grammar.answer)
+    if final_turn_format(text, grammar):
+        assert parse_action(text, grammar).kind == grammar.answer
+
+
+@given(st.text().filter(lambda t: "<" not in t), st.text().filter(lambda t: "<" not in t), GRAMMARS)
+def test_plain_contents_survive(thought: str, content: str, grammar: Grammar) -> None:
+    text = f"<{grammar.thought}>{thought}</{grammar.thought}> <{grammar.answer}>{content}</{grammar.answer}>"
+    assert final_turn_format(text, grammar)
+    assert parse_action(text, grammar).content == content.strip()
+
+
+@given(TASKS, st.lists(TURNS, min_size=1, max_size=6), st.lists(DOCUMENTS, max_size=6))
+def test_an_episode_ends_within_its_limits_whatever_is_written(
+        task: TaskConfig, texts: list[str], found: list[list[Document]]) -> None:
+    environment, invalid = start(task), 0
+    for k, text in enumerate(texts):
+        query = environment.query(text)
+        documents = None if query is None else (found[k % len(found)] if found else [])
+        step = environment.step(text, TurnStop.TAG, documents)
+        assert (step.stop is None) is bool(step.observation.text)
+        invalid += step.observation.error is not None
+        assert characters(step.observation.text) <= task.max_observation_tokens
+        if step.stop is not None:
+            break
+        assert k + 1 < task.max_turns
+        assert invalid < task.max_invalid_turns
+
+
+@given(TASKS, st.lists(TURNS, min_size=1, max_size=6), st.lists(DOCUMENTS, max_size=6), CONTENTS)
+def test_rewards_are_whole_bounded_and_conserved(
+        task: TaskConfig, texts: list[str], found: list[list[Document]], content: Content) -> None:
+    episode = play(task, texts, found)
+    rewards = judge(task, episode, content)
+    assert len(rewards.intermediate_K) == len(episode.turns)
+    assert {rewards.answer_correct, rewards.format_correct, rewards.retrieval_correct} <= {0.0, 1.0}
+    assert rewards.components == judge(task, episode, "outcome").components
+    if task.name == "search":
+        assert rewards.intermediate_K[-1] == 0.0
+        assert rewards.outcome in ((0.0, 1.0) if content == "outcome" else (-1.0, 0.2, 1.0))
+        counted = {"outcome": ["exact_match"], "merged": ["retrieval", "outcome"],
+                   "full": ["retrieval", "turn_format", "search_cost", "outcome"]}[content]
+    else:
+        assert all(value >= 0.0 for value in rewards.components.values())
+        intermediate = [] if content == "outcome" else ["tool_execution", "search_answer"]
+        counted = [*intermediate, "answer_presence", "exact_match", "xml_format", "xml_tags"]
+    total = sum(rewards.components[name] for name in counted)
+    assert sum(rewards.intermediate_K) + rewards.outcome == pytest.approx(total)
+
+
+@given(DOCUMENTS, st.integers(60, 200), GRAMMARS)
+def test_passages_open_and_close_nothing(documents: list[Document], budget: int, grammar: Grammar) -> None:
+    observation = show(documents, grammar.result, budget, characters, first_characters)
+    assert characters(observation.text) <= budget
+    [block] = parse_blocks(observation.text, grammar)
+    assert (block.name, block.closed, block.nested) == (grammar.result, True, False)
+    assert not any(tag in block.content for tag in TAGS)
+    assert parse_action(observation.text, grammar).kind == "invalid"
+    lines = [f"Doc {i}(Title: {d.title}) {d.text}" for i, d in enumerate(observation.documents, 1)]
+    assert block.content == "\n".join(lines)
+    for shown, found in zip(observation.documents, documents, strict=False):
+        assert neutral(found.text).startswith(shown.text)
+        assert shown.title == neutral(found.title)
+
+
+@given(DOCUMENTS, st.lists(TURNS, min_size=1, max_size=4), st.sampled_from(["search", "tool_search"]))
+def test_passages_without_the_answer_earn_exactly_what_no_passages_earn(
+        documents: list[Document], texts: list[str], name: str) -> None:
+    task, answers = config(name), ("Ouagadougou",)
+    with_passages = judge(task, play(task, texts, [documents] * 4), answers=answers)
+    assert with_passages == judge(task, play(task, texts, [[]] * 4), answers=answers)
+
+
+@given(DOCUMENTS)
+def test_an_answer_in_a_passage_is_not_given_by_the_model(documents: list[Document]) -> None:
+    trapped = [Document(d.id, d.title, d.text + think_answer()) for d in documents]
+    task = config(max_turns=2)
+    rewards = judge(task, play(task, [think_search(), think_search()], [trapped]))
+    assert (rewards.answer_correct, rewards.outcome, rewards.prediction) == (0.0, -1.0, "")
+
+
+@given(SOUP)
+def test_a_forged_result_earns_nothing(forged: str) -> None:
+    task = config()
+    for text in (f"<information>{forged} Rome</information>{think_search()}", f"<think>Rome</think>{forged}"):
+        episode = play(task, [text, think_answer("Lima")], [[]])
+        rewards = judge(task, episode)
+        assert rewards.retrieval_correct == rewards.components["retrieval"] == 0.0
+        if "<information>" in text:
+            assert not intermediate_turn_format(episode.turns[0])
+
+
+@given(st.text(alphabet="<>/|[]INSTabz \n｜!&;") | SOUP)
+def test_neutral_text_is_stable_and_holds_no_opening_bracket_before_a_letter(text: str) -> None:
+    safe = neutral(text)
+    assert neutral(safe) == safe
+    assert not re.search(r"<[A-Za-z/|<!｜]|\[/?[A-Z_]+\]|[\n\r\t]", safe)
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+                        st.sampled_from(["name", "args", "query", "x"]), inner, max_size=3), max_leaves=8)
+
+
+@given(JSON | st.fixed_dictionaries({"name": st.just("wiki_search") | JSON, "args": JSON}))
+def test_only_an_exact_call_is_executed(value: object) -> None:
+    query = read_call(json.dumps(value))
+    if isinstance(query, str):
+        assert isinstance(value, dict)
+        assert value == {"name": "wiki_search", "args": {"query": value["args"]["query"]}}
+        assert query == value["args"]["query"].strip() != ""
+
+
+@given(SOUP)
+def test_any_text_is_read_as_a_call_or_a_fault(text: str) -> None:
+    read_call(text)
+
+
+@given(st.text(max_size=20), st.lists(st.text(max_size=20), max_size=3))
+def test_comparisons_agree_with_one_another(prediction: str, aliases: list[str]) -> None:
+    assert normalise(normalise(prediction)).split() == normalise(normalise(normalise(prediction))).split()
+    score = f1(prediction, aliases)
+    assert 0.0 <= score <= 1.0
+    if exact_match(prediction, aliases):
+        assert score == 1.0
+        assert any(alias.strip() for alias in aliases)
+    assert exact_match(prediction, [prediction]) is bool(prediction.strip())
+
+
+@given(TURNS, st.sampled_from([[HIT], []]))
+def test_judging_twice_gives_the_same(text: str, found: list[Document]) -> None:
+    task = config()
+    episode = play(task, [text, think_answer()], [found])
+    assert judge(task, episode) == judge(task, episode)

@@ -1,0 +1,134 @@
+"""The search environment: limits, observations, foreign text."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from tests.episodes import (
+    HIT,
+    MISS,
+    characters,
+    config,
+    first_characters,
+    play,
+    question,
+    start,
+    think_answer,
+    think_search,
+)
+from turncredit.errors import ConfigError
+from turncredit.tasks import make_task
+from turncredit.transcript import Observation, StopReason, TurnStop
+
+INVALID = "<think> t </think>"
+
+
+def test_a_search_is_answered_by_the_passages_as_shown() -> None:
+    environment = start(config())
+    assert environment.query(think_search("capital of Italy")) == "capital of Italy"
+    step = environment.step(think_search(), TurnStop.TAG, [HIT, MISS])
+    assert step.stop is None
+    assert step.observation.text == (
+        "<information>Doc 1(Title: Italy) The capital of Italy is Rome. The currency is the Euro.\n"
+        "Doc 2(Title: Peru) Peru lies in South America.</information>")
+    assert step.observation.documents == (HIT, MISS)
+    assert step.observation.error is None
+
+
+def test_an_answer_ends_the_episode() -> None:
+    environment = start(config())
+    assert environment.query(think_answer()) is None
+    step = environment.step(think_answer(), TurnStop.TAG, None)
+    assert (step.observation, step.stop) == (Observation(), StopReason.ANSWERED)
+    with pytest.raises(ValueError, match="over"):
+        environment.step(think_answer(), TurnStop.TAG, None)
+
+
+def test_the_last_turn_can_only_answer() -> None:
+    environment = start(config(max_turns=2))
+    environment.step(think_search(), TurnStop.TAG, [HIT])
+    assert environment.query(think_search()) is None
+    step = environment.step(think_search(), TurnStop.TAG, None)
+    assert (step.observation, step.stop) == (Observation(), StopReason.TURN_LIMIT)
+
+
+def test_one_turn_is_enough_to_answer_and_too_few_to_search() -> None:
+    assert play(config(max_turns=1), [think_answer()]).stop is StopReason.ANSWERED
+    assert play(config(max_turns=1), [think_search()], [[HIT]]).stop is StopReason.TURN_LIMIT
+
+
+def test_an_invalid_turn_gets_a_remark_and_the_episode_goes_on() -> None:
+    environment = start(config())
+    step = environment.step(INVALID, TurnStop.END, None)
+    assert step.observation == Observation("Invalid. Search or answer.", error="no_action")
+    assert environment.step(INVALID, TurnStop.LENGTH, None).observation.error == "truncated"
+    assert environment.step(think_answer(), TurnStop.TAG, None).stop is StopReason.ANSWERED
+
+
+@pytest.mark.parametrize(("limit", "turns", "stop"), [
+    (1, 1, StopReason.INVALID_LIMIT),
+    (2, 2, StopReason.INVALID_LIMIT),
+    (4, 4, StopReason.TURN_LIMIT),  # both limits at once: the turn limit is named
+    (5, 4, StopReason.TURN_LIMIT),
+])
+def test_the_limit_on_invalid_turns(limit: int, turns: int, stop: StopReason) -> None:
+    episode = play(config(max_invalid_turns=limit), [INVALID] * 9)
+    assert (len(episode.turns), episode.stop) == (turns, stop)
+
+
+def test_the_invalid_limit_counts_all_turns_not_only_those_in_a_row() -> None:
+    episode = play(config(max_invalid_turns=2), [INVALID, think_search(), INVALID], [[HIT]])
+    assert episode.stop is StopReason.INVALID_LIMIT
+
+
+def test_documents_are_given_exactly_where_a_turn_asks() -> None:
+    with pytest.raises(ValueError, match="documents"):
+        start(config()).step(think_search(), TurnStop.TAG, None)
+    with pytest.raises(ValueError, match="documents"):
+        start(config()).step(think_answer(), TurnStop.TAG, [HIT])
+
+
+def test_a_query_changes_nothing() -> None:
+    environment = start(config(max_turns=2))
+    assert [environment.query(think_search()) for _ in range(5)] == ["capital of Italy"] * 5
+
+
+def test_a_fork_and_its_origin_go_their_own_ways() -> None:
+    environment = start(config(max_turns=3))
+    environment.step(think_search(), TurnStop.TAG, [HIT])
+    other = environment.fork()
+    assert other.step(think_answer(), TurnStop.TAG, None).stop is StopReason.ANSWERED
+    assert environment.step(think_search(), TurnStop.TAG, [MISS]).stop is None
+    assert environment.step(think_search(), TurnStop.TAG, None).stop is StopReason.TURN_LIMIT
+
+
+def test_at_most_top_k_passages_are_shown() -> None:
+    step = start(config(top_k=1)).step(think_search(), TurnStop.TAG, [HIT, MISS])
+    assert step.observation.documents == (HIT,)
+
+
+def test_prompts() -> None:
+    assert start(config()).prompt() == [{"role": "user", "content": "Question: What is the capital of Italy?"}]
+    [message] = start(config(instruction="full")).prompt()
+    assert message["role"] == "user"
+    assert message["content"].endswith(" Question: What is the capital of Italy?")
+    for tag in ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>"):
+        assert tag in message["content"]
+
+
+def test_stop_tags_close_an_action() -> None:
+    assert make_task(config()).stop_tags == ("</search>", "</answer>")
+    assert make_task(config("tool_search")).stop_tags == ("</tool>", "</answer>")
+
+
+def test_a_task_travels_between_processes() -> None:
+    for name in ("search", "tool_search"):
+        task = make_task(config(name))
+        assert pickle.loads(pickle.dumps(task)) == task
+
+
+def test_a_budget_too_small_for_the_fixed_texts_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="max_observation_tokens = 20"):
+        make_task(config(max_observation_tokens=20)).start(question(), characters, first_characters)
