@@ -127,6 +127,18 @@ def test_rewards_are_whole_bounded_and_conserved(
     assert sum(rewards.intermediate_K) + rewards.outcome == pytest.approx(total)
 
 
+@given(st.sampled_from(["search", "tool_search"]), st.lists(TURNS, min_size=1, max_size=4),
+       st.lists(TURNS, min_size=1, max_size=4), st.lists(TURNS, min_size=1, max_size=4), CONTENTS)
+def test_an_intermediate_reward_never_depends_on_later_turns(
+        name: str, shared: list[str], one: list[str], other: list[str], content: Content) -> None:
+    """Leaves of a tree that share a turn must agree on its R^I to the last digit."""
+    task, found = config(name, max_turns=9, max_invalid_turns=9), [[HIT]] * 9
+    first, second = play(task, shared + one, found), play(task, shared + other, found)
+    if len(first.turns) > len(shared) and len(second.turns) > len(shared):
+        k = len(shared)
+        assert judge(task, first, content).intermediate_K[:k] == judge(task, second, content).intermediate_K[:k]
+
+
 @given(DOCUMENTS, st.integers(60, 200), GRAMMARS)
 def test_passages_open_and_close_nothing(documents: list[Document], budget: int, grammar: Grammar) -> None:
     observation = show(documents, grammar.result, budget, characters, first_characters)

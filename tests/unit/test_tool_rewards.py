@@ -62,14 +62,16 @@ def test_a_failed_call_is_an_attempt_without_success() -> None:
     assert (rewards.format_correct, rewards.searches) == (0.0, 0)
 
 
-def test_execution_is_the_share_of_attempts_and_stands_in_the_first() -> None:
+def test_execution_is_the_share_of_attempts_and_each_turn_earns_what_it_adds() -> None:
     episode = play(FOUR, ["words", BAD_CALL, reason_tool(), reason_answer()], [[HIT]])
     assert attempts(episode.turns) == [1, 2]
     assert tool_execution(episode.turns) == pytest.approx(0.1)
     assert search_answer(episode.turns, ["Rome"]) == 0.0  # the first result is an error
     rewards = judge(episode)
-    assert rewards.intermediate_K == pytest.approx((0.0, 0.1, 0.0, 0.0))
+    assert rewards.intermediate_K == pytest.approx((0.0, 0.0, 0.1, 0.0))
     assert rewards.retrieval_correct == 1.0
+    late = judge(play(FOUR, [reason_tool(), BAD_CALL, reason_answer()], [[HIT]]))
+    assert late.intermediate_K == pytest.approx((0.2 + 0.5, -0.1, 0.0))
 
 
 def test_a_call_in_the_last_turn_is_no_attempt() -> None:

@@ -1,7 +1,7 @@
 """The six reward functions of the two-turn case study (paper appendix E.2), one pure function each.
 
-Two are intermediate (tool execution, answer in the result) and belong to the turn that first called
-the tool; four are outcome (answer presence, exact match, XML format, XML tags). Unlike in the search
+Two are intermediate (tool execution, answer in the result) and belong to the turn that called the
+tool; four are outcome (answer presence, exact match, XML format, XML tags). Unlike in the search
 task, exact match here compares lower-cased, stripped texts and removes nothing else.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from turncredit.config import Content, ToolRewards
@@ -98,13 +99,21 @@ def _message_tags(text: str) -> float:
     return sum(scores) / len(scores) if scores else 0.0
 
 
+def intermediate_reward(turns: Sequence[Turn], answers: Sequence[str], values: ToolRewards) -> float:
+    """Tool execution and answer in the result, over the turns so far."""
+    return (tool_execution(turns, values.tool_execution)
+            + search_answer(turns, answers, values.search_answer))
+
+
 @dataclass(frozen=True, slots=True)
 class ToolReward:
     """The reward function of the two-turn agent; ``content`` says which components count.
 
-    ``outcome``: the four outcome functions. ``merged`` and ``full``: all six; the intermediate ones
-    stand in the turn that first called the tool. The format metric is strict: every turn is one
-    reasoning and one action and nothing else, and each call was executed.
+    ``outcome``: the four outcome functions. ``merged`` and ``full``: all six. A turn's R^I is what it
+    adds to the two intermediate functions of the turns so far: with one call all of it stands in the
+    turn that called, with several it still sums to the episode's, and it never depends on later
+    turns, as turns of a tree must not. The format metric is strict: every turn is one reasoning and
+    one action and nothing else, and each call was executed.
     """
 
     content: Content
@@ -125,12 +134,10 @@ class ToolReward:
             "xml_format": xml_format(texts, v.xml_format),
             "xml_tags": xml_tags(texts, v.xml_tags),
         }
-        intermediate_K = [0.0] * len(turns)
-        if self.content != "outcome":
-            for k in attempts(turns)[:1]:
-                intermediate_K[k] = sum(intermediate.values())
+        counts = self.content != "outcome"
+        so_far = [intermediate_reward(turns[:k], answers, v) if counts else 0.0 for k in range(len(turns) + 1)]
         return Rewards(
-            intermediate_K=tuple(intermediate_K),
+            intermediate_K=tuple(after - before for before, after in pairwise(so_far)),
             outcome=sum(outcome.values()),
             answer_correct=exact_match_reward(prediction, answers),
             format_correct=float(episode_format(transcript, TOOL)),
