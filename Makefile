@@ -13,12 +13,16 @@ SHIPPED_SEEDS ?= {search: 10, two_turn: 10, ablation: 5, placement: 5}
 ENVS := envs/core.txt envs/retrieval.txt envs/dev.txt
 VENV := .venv/.installed
 BIN  := .venv/bin
-# One workflow at a time: the kernel drops this lock with its owner, so that the lock which a killed
-# Snakemake left behind can be removed without asking.
-ALONE = mkdir -p .snakemake && flock --nonblock --conflict-exit-code 1 .snakemake/owner.lock
-BUSY  = { echo "make: another workflow runs in this folder, or the run failed (see above)" >&2; exit 1; }
 SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
-WORKFLOW  = $(ALONE) sh -c '$(BIN)/snakemake --unlock --quiet all >/dev/null 2>&1; exec "$$@"' run $(SNAKEMAKE)
+
+# $(call workflow,ARGUMENTS). One workflow at a time: the kernel drops owner.lock with its owner, so that
+# the lock which a killed Snakemake left behind can be removed without asking.
+define workflow
+@mkdir -p .snakemake
+@flock --nonblock --conflict-exit-code 66 .snakemake/owner.lock sh -c \
+  'test -z "$$(ls -A .snakemake/locks 2>/dev/null)" || $(SNAKEMAKE) --unlock; exec "$$@"' sh $(SNAKEMAKE) $(1) \
+  || { code=$$?; test $$code -ne 66 || echo "make: another workflow runs in this folder; wait for it" >&2; exit $$code; }
+endef
 
 .DELETE_ON_ERROR:
 .PHONY: reproduce reproduce-all figure audit ship smoke bench test lint lock clean setup help
@@ -37,25 +41,26 @@ $(VENV): $(ENVS) pyproject.toml
 	@touch $@
 
 reproduce: $(VENV)
-	$(WORKFLOW) --config scale=$(SCALE) seeds=$(SEEDS) runs=fresh experiments=search -- all
+	$(call workflow,--config scale=$(SCALE) seeds=$(SEEDS) runs=fresh experiments=search -- all)
 	@$(BIN)/turncredit headline --scale $(SCALE)
 
 reproduce-all: $(VENV)
-	$(WORKFLOW) --config scale=$(SCALE) seeds=$(SEEDS) runs=fresh -- all
+	$(call workflow,--config scale=$(SCALE) seeds=$(SEEDS) runs=fresh -- all)
 	@$(BIN)/turncredit headline --scale $(SCALE)
 
 figure: $(VENV)
 	@test -n "$(F)" || { echo "make: name a figure: make figure F=fig3_training_dynamics" >&2; exit 1; }
-	$(WORKFLOW) -- figures/$(SCALE)/$(F).pdf
+	$(call workflow,-- figures/$(SCALE)/$(F).pdf)
 
 audit: $(VENV)
-	$(WORKFLOW) --config scale=$(SCALE) -- audit
+	$(call workflow,--config scale=$(SCALE) -- audit)
 
 ship: $(VENV)
-	$(WORKFLOW) --config scale=$(SCALE) runs=fresh seeds='$(SHIPPED_SEEDS)' -- ship
+	$(call workflow,--config scale=$(SCALE) runs=fresh seeds='$(SHIPPED_SEEDS)' -- ship_runs)
+	$(call workflow,--config scale=$(SCALE) runs=shipped -- ship_pages)
 
 smoke: $(VENV)
-	$(WORKFLOW) --config scale=smoke runs=fresh -- all
+	$(call workflow,--config scale=smoke runs=fresh -- all)
 
 bench: $(VENV)
 	$(BIN)/turncredit bench --scale $(SCALE)
@@ -66,7 +71,7 @@ test: $(VENV)
 lint: $(VENV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakefmt --check --quiet Snakefile workflow
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
 # New pins: compiled by uv (not installed by default), local version labels of the wheels dropped.

@@ -1,0 +1,51 @@
+# The whole study as one DAG: data, index, base policy, training, evaluation, tables, figures, audit.
+# What to compute is in config/<scale>.yaml; where, in profiles/; what one call asks for, in --config:
+#   scale=mini|smoke   seeds=3   runs=auto|fresh|shipped   experiments=search
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/data.smk"
+include: "workflow/rules/index.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/tables.smk"
+include: "workflow/rules/figures.smk"
+include: "workflow/rules/audit.smk"
+
+
+localrules:
+    all,
+    search,
+    data,
+    index,
+    audit,
+    ship_runs,
+    ship_pages,
+
+
+rule all:
+    default_target: True
+    input:
+        lambda w: drawn(config["scale"]),
+
+
+# The paper's main comparison: its six arms, what is drawn from them, and the audit.
+rule search:
+    input:
+        lambda w: drawn(config["scale"], of="search"),
+
+
+rule data:
+    input:
+        expand(rules.world.output, scale=config["scale"]),
+
+
+rule index:
+    input:
+        expand(rules.build_index.output, scale=config["scale"]),

@@ -1,0 +1,87 @@
+"""The pinned environments: complete, plain, and the same for pip and conda."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, version
+
+import pytest
+import yaml
+
+from tests.workflow.conftest import ROOT
+
+ENVS = ROOT / "envs"
+
+
+def names(file: str) -> list[str]:
+    """The packages that a requirements file names, normalised."""
+    lines = [line.split("#")[0].strip() for line in (ENVS / file).read_text().splitlines()]
+    return [re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-").replace(".", "-") for line in lines if line]
+
+
+@pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu"])
+def test_every_requirement_is_pinned_to_a_plain_version(env: str) -> None:
+    pins = (ENVS / f"{env}.txt").read_text().split()
+    assert all(re.fullmatch(r"[a-z0-9._-]+==[0-9][a-z0-9.]*", pin) for pin in pins)
+    assert set(names(f"{env}.in")) <= set(names(f"{env}.txt"))
+
+
+def test_environments_that_are_installed_together_agree() -> None:
+    pins: dict[str, set[str]] = {}
+    for env in ("core", "retrieval", "dev"):
+        for pin in (ENVS / f"{env}.txt").read_text().split():
+            pins.setdefault(pin.split("==")[0], set()).add(pin.split("==")[1])
+    assert {name: found for name, found in pins.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("env", ["core", "retrieval", "gpu"])
+def test_the_conda_file_holds_the_pip_pins(env: str) -> None:
+    *_, pip = yaml.safe_load((ENVS / f"{env}.yaml").read_text())["dependencies"]
+    assert pip["pip"] == (ENVS / f"{env}.txt").read_text().split()
+
+
+def test_the_conda_files_are_those_that_the_script_writes() -> None:
+    subprocess.run([sys.executable, str(ENVS / "to_conda.py"), "--check"], check=True)
+
+
+def test_policy_and_torch_are_the_same_on_laptop_and_gpu() -> None:
+    def pinned(file: str) -> dict[str, str]:
+        return dict(pin.split("==") for pin in (ENVS / file).read_text().split())
+
+    core, gpu = pinned("core.txt"), pinned("gpu.txt")
+    for name in ("torch", "transformers", "accelerate", "snakemake"):
+        assert core[name] == gpu[name]
+
+
+def test_what_runs_here_is_what_is_pinned() -> None:
+    for pin in (ENVS / "core.txt").read_text().split():
+        name, pinned = pin.split("==")
+        assert version(name).split("+")[0] == pinned, name
+
+
+def test_every_import_is_a_named_requirement() -> None:
+    """Nothing is used that only another package happens to bring along."""
+    required = {name for env in ("core", "retrieval") for name in names(f"{env}.in")}
+    distributions = packages_distributions()
+    for path in (ROOT / "src").rglob("*.py"):
+        for module in imported(ast.parse(path.read_text())):
+            if module in sys.stdlib_module_names or module == "turncredit":
+                continue
+            assert importlib.util.find_spec(module), f"{path}: {module}"
+            found = {name.lower().replace("_", "-") for name in distributions[module]}
+            assert found & required, f"{path.relative_to(ROOT)} imports {module}: name it in envs/*.in"
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top-level modules that a file imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module.split(".")[0])
+    return found

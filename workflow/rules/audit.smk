@@ -1,0 +1,85 @@
+# The audit, and what is committed with the clone.
+
+
+rule audit_table:
+    input:
+        runs=lambda w: collected_files(w.scale, everything(w.scale)),
+        reported=REPORTED,
+        code="src/turncredit/reporting/audit.py",
+    output:
+        csv="paper_tables/{scale}/audit.csv",
+        md=report(
+            "paper_tables/{scale}/audit.md",
+            caption="../report/audit.rst",
+            category="Audit",
+            labels={"table": "audit", "scale": "{scale}"},
+        ),
+    log:
+        "logs/{scale}/audit.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        folders=lambda w: collected(w.scale, everything(w.scale)),
+    message:
+        "audit: reported numbers and claims against {params.folders}"
+    shell:
+        "turncredit audit {params.folders} --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule audit:
+    input:
+        expand(rules.audit_table.output.md, scale=config["scale"]),
+    log:
+        expand("logs/{scale}/audit-shown.log", scale=config["scale"]),
+    conda:
+        "../../envs/core.yaml"
+    message:
+        "audit: {input}"
+    shell:
+        "tee {log} < {input}"
+
+
+# Copies a/b/c to a/shipped/b/c, to be committed: first the runs, then, drawn from those, the pages.
+SHIP = """
+for file in {input}; do
+    to=${{file/\\//\\/shipped\\/}}
+    mkdir -p "$(dirname "$to")"
+    cp "$file" "$to"
+done > {log} 2>&1
+"""
+
+
+rule ship_runs:
+    input:
+        lambda w: collected_files(config["scale"], everything(config["scale"])),
+    log:
+        expand("logs/{scale}/ship-runs.log", scale=config["scale"]),
+    conda:
+        "../../envs/core.yaml"
+    message:
+        "ship: {input}"
+    shell:
+        SHIP
+
+
+rule ship_pages:
+    input:
+        lambda w: expand(
+            rules.figure.output,
+            scale=config["scale"],
+            name=pages(config["scale"], FIGURES),
+        ),
+        lambda w: expand(
+            rules.table.output,
+            scale=config["scale"],
+            name=pages(config["scale"], TABLES),
+        ),
+        expand(rules.audit_table.output, scale=config["scale"]),
+    log:
+        expand("logs/{scale}/ship-pages.log", scale=config["scale"]),
+    conda:
+        "../../envs/core.yaml"
+    message:
+        "ship: {input}"
+    shell:
+        SHIP

@@ -1,0 +1,156 @@
+"""What the call asks for: scales, arms, seeds, and whose runs are drawn."""
+
+import hashlib
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from snakemake.exceptions import WorkflowError
+from snakemake.utils import validate
+from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.errors import ConfigError, nearest
+
+# The `turncredit` of this very environment, also where the environment is not activated.
+os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
+
+if isinstance(config.get("experiments"), str):
+    config["experiments"] = [config["experiments"]]
+for key in config.keys() - {"scale", "seeds", "runs", "experiments"}:
+    raise WorkflowError(f"--config {key}: no such key; {nearest(key, ['scale', 'seeds', 'runs', 'experiments'])}")
+validate(config, "../schemas/config.schema.json")
+
+
+@cache
+def scale_of(name: str) -> Scale:
+    """The checked config/<name>.yaml."""
+    try:
+        found = load_scale(name)
+        for experiment, settings in found.experiments.items():
+            for arm in settings.arms:
+                found.identical(experiment, arm)
+    except ConfigError as error:
+        raise WorkflowError(str(error)) from None
+    return found
+
+
+def check_experiments(named) -> None:
+    """Every experiment that the call names is one of the scale's."""
+    known = scale_of(config["scale"]).experiments
+    for name in named:
+        if name not in known:
+            raise WorkflowError(
+                f"--config: no experiment {name!r} at scale {config['scale']!r}; {nearest(name, known)}"
+            )
+
+
+check_experiments(config.get("experiments", []))
+check_experiments(config["seeds"] if isinstance(config.get("seeds"), dict) else [])
+
+# What each page draws: name -> experiments.
+FIGURES = {"fig3_training_dynamics": ["search"]}
+TABLES = {"table2_answer": ["base", "search"]}
+REPORTED = sorted(map(str, Path("paper_tables/reported").glob("*.csv")))
+SCALES = [path.stem for path in Path("config").glob("*.yaml") if path.stem != "algorithms"]
+
+
+wildcard_constraints:
+    scale="|".join(sorted(SCALES)),
+    experiment="[a-z_]+",
+    arm="[A-Za-z0-9._-]+",
+    seed="[0-9]+",
+    kind="base|clean|closed_book",
+    name="[a-z0-9_]+",
+
+
+def digest(*settings) -> str:
+    """A short hash of settings: as a rule's parameter it makes a job run again when one changes."""
+    dumped = [s.model_dump(mode="json") if hasattr(s, "model_dump") else s for s in settings]
+    return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_of(wildcards) -> RunConfig:
+    """One training run, resolved."""
+    try:
+        return scale_of(wildcards.scale).run(wildcards.experiment, wildcards.arm, int(wildcards.seed))
+    except ConfigError as error:
+        raise WorkflowError(str(error)) from None
+
+
+def seeds_of(scale: str, experiment: str) -> int:
+    """Training seeds of an experiment's arms."""
+    asked = config.get("seeds")
+    return (asked.get(experiment) if isinstance(asked, dict) else asked) or scale_of(scale).seeds
+
+
+def runs_of(scale: str, experiment: str) -> list[str]:
+    """Folders of an experiment's runs; an arm that equals another's shares its runs."""
+    if experiment == "base":
+        return [f"results/{scale}/base/{kind}/seed-0" for kind in ("base", "clean", "closed_book")]
+    arms = [scale_of(scale).identical(experiment, arm) for arm in scale_of(scale).experiments[experiment].arms]
+    return [
+        f"results/{scale}/{where}/{arm}/seed-{n}" for where, arm in arms for n in range(seeds_of(scale, experiment))
+    ]
+
+
+def everything(scale: str) -> list[str]:
+    """All experiments of a scale, the evaluation of the base policies first."""
+    return ["base", *scale_of(scale).experiments]
+
+
+def run_files(wildcards, file: str) -> list[str]:
+    """One file of every run of an experiment; the base policies were not trained, they are evaluated only."""
+    if wildcards.experiment == "base" and file != "evaluation.csv":
+        return []
+    return [f"{run}/{file}" for run in runs_of(wildcards.scale, wildcards.experiment)]
+
+
+@cache
+def source_of(scale: str, experiment: str) -> str | None:
+    """Whose runs of an experiment are drawn: "fresh", "shipped", or None where there are none to draw."""
+    fresh = all(Path(run, "evaluation.csv").exists() for run in runs_of(scale, experiment))
+    shipped = Path(f"results/shipped/{scale}/{experiment}/evaluation.csv.gz").exists()
+    asked = experiment == "base" or experiment in config.get("experiments", [experiment])
+    if config["runs"] == "shipped":
+        if asked and not shipped:
+            raise WorkflowError(f"results/shipped/{scale}/{experiment}: no runs are shipped; use --config runs=auto")
+        return "shipped" if shipped else None
+    if fresh or (asked and (config["runs"] == "fresh" or not shipped)):
+        return "fresh"
+    return "shipped" if shipped else None
+
+
+def collected(scale: str, experiments) -> list[str]:
+    """Folders of the collected runs to draw; what is neither here nor asked for is left out."""
+    roots = {"fresh": f"results/{scale}", "shipped": f"results/shipped/{scale}"}
+    known = [e for e in experiments if e == "base" or e in scale_of(scale).experiments]
+    return [f"{roots[source]}/{e}" for e in known if (source := source_of(scale, e))]
+
+
+def collected_files(scale: str, experiments) -> list[str]:
+    """The files in those folders."""
+    files = ("metrics.csv", "evaluation.csv.gz", "manifests.json")
+    return [f"{folder}/{file}" for folder in collected(scale, experiments) for file in files]
+
+
+def uses(catalogue: dict[str, list[str]], name: str) -> list[str]:
+    """The experiments that a page draws."""
+    if name not in catalogue:
+        raise WorkflowError(f"no page {name!r}; {nearest(name, catalogue)}")
+    return catalogue[name]
+
+
+def pages(scale: str, catalogue: dict[str, list[str]], of: str | None = None) -> list[str]:
+    """Figures or tables for which a scale has trained runs; of those, the ones that draw experiment ``of``."""
+    trained = {name: set(uses(catalogue, name)) - {"base"} for name in catalogue}
+    return [name for name, used in trained.items() if collected(scale, used) and of in {None, *used}]
+
+
+def drawn(scale: str, of: str | None = None) -> list[str]:
+    """The files of those pages (one each; a rule makes the others too), and the audit."""
+    return [
+        *(f"figures/{scale}/{name}.pdf" for name in pages(scale, FIGURES, of)),
+        *(f"paper_tables/{scale}/{name}.csv" for name in pages(scale, TABLES, of)),
+        f"paper_tables/{scale}/audit.csv",
+    ]

@@ -1,0 +1,67 @@
+# Final evaluations, and one experiment's runs collected into a few files.
+
+
+rule evaluate:
+    input:
+        rules.world.output,
+        rules.build_index.output,
+        rules.tokenizer.output,
+        policy=rules.train.output.policy,
+    output:
+        "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
+    log:
+        "logs/{scale}/evaluate/{experiment}/{arm}/seed-{seed}.log",
+    wildcard_constraints:
+        experiment="(?!base/)[a-z_]+",
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: run_of(w).digest(),
+    message:
+        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
+    shell:
+        "turncredit evaluate --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
+        " --seed {wildcards.seed} > {log} 2>&1"
+
+
+rule evaluate_base:
+    input:
+        rules.world.output,
+        rules.build_index.output,
+        rules.tokenizer.output,
+        policy=lambda w: f"policy/{w.scale}/{'clean' if w.kind == 'clean' else 'base'}",
+    output:
+        "results/{scale}/base/{kind}/seed-0/evaluation.csv",
+    log:
+        "logs/{scale}/evaluate/base/{kind}.log",
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: digest(*(experiment.task for experiment in scale_of(w.scale).experiments.values())),
+    message:
+        "evaluate: {wildcards.kind}, before any reinforcement"
+    shell:
+        "turncredit evaluate-base {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule collect:
+    input:
+        metrics=lambda w: run_files(w, "metrics.csv"),
+        manifests=lambda w: run_files(w, "manifest.json"),
+        evaluations=lambda w: run_files(w, "evaluation.csv"),
+    output:
+        metrics="results/{scale}/{experiment}/metrics.csv",
+        evaluation="results/{scale}/{experiment}/evaluation.csv.gz",
+        manifests="results/{scale}/{experiment}/manifests.json",
+    log:
+        "logs/{scale}/collect/{experiment}.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        runs=lambda w: runs_of(w.scale, w.experiment),
+    message:
+        "collect: the runs of {wildcards.experiment}"
+    shell:
+        "turncredit collect {wildcards.experiment} {params.runs} --scale {wildcards.scale} > {log} 2>&1"

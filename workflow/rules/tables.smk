@@ -1,0 +1,29 @@
+# Tables: like the figures, from collected runs and the code that writes them.
+
+
+rule table:
+    input:
+        runs=lambda w: collected_files(w.scale, uses(TABLES, w.name)),
+        reported=REPORTED,
+        code="src/turncredit/reporting/tables.py",
+    output:
+        csv="paper_tables/{scale}/{name}.csv",
+        md=report(
+            "paper_tables/{scale}/{name}.md",
+            caption="../report/table.rst",
+            category="Tables",
+            labels={"table": "{name}", "scale": "{scale}"},
+        ),
+        tex="paper_tables/{scale}/{name}.tex",
+    log:
+        "logs/{scale}/tables/{name}.log",
+    wildcard_constraints:
+        name="(?!audit)[a-z0-9_]+",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        folders=lambda w: collected(w.scale, uses(TABLES, w.name)),
+    message:
+        "table: {wildcards.name} from {params.folders}"
+    shell:
+        "turncredit table {wildcards.name} {params.folders} --scale {wildcards.scale} > {log} 2>&1"

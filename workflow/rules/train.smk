@@ -1,0 +1,31 @@
+# One training run. Its step checkpoints are no declared output, since Snakemake deletes those before it runs
+# a job again: an interrupted run goes on from the last one. Exit code 75 (interrupted) is worth a retry.
+
+
+rule train:
+    input:
+        rules.world.output,
+        rules.build_index.output,
+        rules.tokenizer.output,
+        base="policy/{scale}/base",
+    output:
+        metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
+        manifest="results/{scale}/{experiment}/{arm}/seed-{seed}/manifest.json",
+        policy=directory("checkpoints/{scale}/{experiment}/{arm}/seed-{seed}/final"),
+    log:
+        "logs/{scale}/train/{experiment}/{arm}/seed-{seed}.log",
+    benchmark:
+        "benchmarks/{scale}/train/{experiment}/{arm}/seed-{seed}.tsv"
+    wildcard_constraints:
+        experiment="(?!base/)[a-z_]+",
+    retries: 2
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: run_of(w).digest(),
+    message:
+        "train: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
+    shell:
+        "turncredit train --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
+        " --seed {wildcards.seed} > {log} 2>&1"
