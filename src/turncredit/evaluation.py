@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,7 +14,7 @@ from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
 from turncredit.retrieval.client import Retriever
 from turncredit.rewards import RewardFunction, Rewards
-from turncredit.rollout.episode import rollout
+from turncredit.rollout.episode import SeedOf, rollout
 from turncredit.tasks import make_task
 from turncredit.tasks.base import Task
 from turncredit.training.seeding import digest
@@ -45,7 +45,7 @@ class Bench:
     codec: Codec
 
     def play(self, questions: Sequence[Question], branching: Sequence[int], *,
-             seed_of: Callable[[str, int], int] | None, temperature: float) -> list[Group]:
+             seed_of: SeedOf | None, temperature: float) -> list[Group]:
         """One group a question, in order; ``seed_of`` None is greedy (see ``rollout``)."""
         return rollout(questions, self.task, self.engine, self.retriever, self.codec, branching=branching,
                        seed_of=seed_of, temperature=temperature)
@@ -58,7 +58,7 @@ class Bench:
              for leaf, share in zip(group.transcripts, leaf_shares(group, branching), strict=True)]
             for question, group in zip(questions, groups, strict=True)]
 
-    def chains(self, questions: Sequence[Question], *, seed_of: Callable[[str, int], int] | None = None,
+    def chains(self, questions: Sequence[Question], *, seed_of: SeedOf | None = None,
                temperature: float = 1.0) -> list[Episode]:
         """One scored episode a question; greedy by default."""
         branching = (1,) * self.task.config.max_turns
@@ -100,7 +100,7 @@ def evaluate(bench: Bench, questions: Sequence[Question], decoding: Decoding = "
         columns of evaluation.csv: dataset, question_id, hops, prediction, answer_correct, f1,
         format_correct, retrieval_correct, turns, searches, stop_reason, decoding, component_*.
     """
-    seed_of = None if decoding == "greedy" else (lambda question, node: digest("evaluation", seed, question, node))
+    seed_of = None if decoding == "greedy" else (lambda question, path: digest("evaluation", seed, question, *path))
     records = []
     for episode in bench.chains(questions, seed_of=seed_of, temperature=1.0):
         question, rewards = episode.question, episode.rewards

@@ -160,7 +160,8 @@ class Learner:
                 report["policy_loss"] += loss.item()
                 report["entropy"] -= negative_entropy.item()
                 report["clip_fraction"] += metrics["clipped"].item() / tokens
-                report["sampler_trainer_kl"] += kl_k3(old_N, logprob_N, torch.ones_like(old_N)).item() / tokens
+                drift = kl_k3(old_N, logprob_N, torch.ones_like(old_N)).item()
+                report["sampler_trainer_kl"] += max(0.0, drift) / tokens  # rounding may leave -1e-9
         return report | {"grad_norm": self._optimizer_step(self.policy, self.policy_optimizer, "the policy")}
 
     def _critic_step(self, critic: Critic, micros: Sequence[MicroBatch], credit: TokenCredit, return_N: Tensor,

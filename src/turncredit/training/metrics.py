@@ -40,7 +40,7 @@ def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
             **{f"component_{name}": value for name, value in rewards.components.items()}}
         for name, value in measured.items():
             sums[name] = sums.get(name, 0.0) + episode.share * value
-    return {name: value / total for name, value in sums.items()}
+    return {name: round(value / total, 12) for name, value in sums.items()}  # no rate of 1.0000000000000002
 
 
 def training_columns(groups: Sequence[Group], episodes: Sequence[Sequence[Episode]], credit: TokenCredit,

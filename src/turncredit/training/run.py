@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from turncredit.config import RetrieverConfig, RunConfig
 from turncredit.credit import make_estimator
@@ -80,7 +81,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         NonFiniteError: training diverged.
         RetrieverError: the retriever cannot be reached.
     """
-    torch.set_num_threads(config.threads)
+    _settle(config)
     with ExitStack() as held:
         held.enter_context(run_lock(paths.checkpoints))
         stop = held.enter_context(StopRequest().listening())
@@ -132,7 +133,7 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
         CheckpointError: no readable policy there.
         RetrieverError: the retriever cannot be reached.
     """
-    torch.set_num_threads(config.threads)
+    _settle(config)
     questions = read_split(data, "test", None)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
@@ -174,6 +175,12 @@ def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Q
         raise DataError(f"{data}: no {split} questions for {', '.join(datasets or ['any dataset'])}",
                         "raise the scale's question counts, or name datasets that have some")
     return questions
+
+
+def _settle(config: RunConfig) -> None:
+    """This process's threads, and no bars of transformers for models that load in a blink."""
+    torch.set_num_threads(config.threads)
+    disable_progress_bar()
 
 
 def _manifest(config: RunConfig, paths: RunPaths, test: Sequence[Question]) -> dict[str, Any]:

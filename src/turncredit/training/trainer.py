@@ -165,7 +165,7 @@ class Trainer:
         branching = self.estimator.branching(config.task.max_turns)
         groups = self.bench.play(
             questions, branching, temperature=config.training.temperature,
-            seed_of=lambda question, node: digest(config.seed, step, question, node))
+            seed_of=lambda question, path: digest(config.seed, step, question, *path))
         clock.append(time.perf_counter())
 
         episodes = self.bench.score(questions, groups, branching)
@@ -189,13 +189,13 @@ class Trainer:
         row = {"step": step + 1, **training_columns(groups, episodes, credit, config.train_on), **report,
                **dict(zip(("seconds_rollout", "seconds_scoring", "seconds_update"), seconds, strict=True))}
         if reference_N is not None:
-            row["kl"] = kl_k3(batch.old_logprob_N, reference_N, credit.weight_N).item()
+            row["kl"] = max(0.0, kl_k3(batch.old_logprob_N, reference_N, credit.weight_N).item())
         budget = progress.budget.observe(len(groups), sum(group.sampled_count for group in groups))
         return replace(progress, step=step + 1, cursor=cursor, budget=budget, rows=(*progress.rows, row))
 
 
 class _ProgressBar:
-    """A bar on a terminal; elsewhere a line every ten steps."""
+    """A bar on a terminal; elsewhere a line every ten steps and at the end."""
 
     def __init__(self, steps: int, done: int) -> None:
         self._steps = steps
@@ -216,6 +216,6 @@ class _ProgressBar:
             shown["collapse"] = str(row["collapse"])
         self._bar.set_postfix(shown)
         self._bar.update(progress.step - self._bar.n)
-        if self._bar.disable and progress.step % 10 == 0:
+        if self._bar.disable and (progress.step % 10 == 0 or progress.step == self._steps):
             details = " ".join(f"{name}={value}" for name, value in shown.items())
             print(f"step {progress.step}/{self._steps} {progress.wall_s:.0f} s {details}".rstrip(), file=sys.stderr)

@@ -1,0 +1,108 @@
+"""Any split of a batch has the same gradient, and the ratio starts at 1."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.models import sampled_by, tiny_policy
+from tests.trees import random_rewards, random_tree
+from turncredit.config import Algorithm, TrainingConfig
+from turncredit.credit import TokenCredit, make_estimator, rows_of
+from turncredit.policy.model import Critic
+from turncredit.training.batch import Batch
+from turncredit.training.learner import Learner
+from turncredit.transcript import Group
+
+GROUP = Algorithm(estimator="group", placement="per_turn", content="full")
+CRITIC = Algorithm(estimator="critic", placement="per_turn", content="full")
+# a plain gradient step of size 1: the change of the weights is the gradient
+TRAINING = TrainingConfig(minibatches=1, max_grad_norm=1e9, warmup_steps=0, critic_warmup_steps=0, kl_coefficient=0.1,
+                          entropy_coefficient=0.05)
+
+
+def batch_of(algorithm: Algorithm, training: TrainingConfig, seed: int = 0):
+    policy, reference = tiny_policy(seed=seed), tiny_policy(seed=seed + 1)
+    if algorithm.estimator == "group":
+        groups = [random_tree(seed + i, 2, 3, early=0.2, question=f"q{i}") for i in range(3)]
+    else:
+        groups = [Group.of_chains([random_tree(seed + i, 2, 3, question=f"q{i}").transcripts[0]]) for i in range(8)]
+    groups = sampled_by(policy, groups, training.temperature)
+    learner = Learner(policy, Critic(policy) if algorithm.estimator == "critic" else None, reference, training)
+    learner.policy_optimizer = learner.accelerator.prepare(torch.optim.SGD(learner.policy.parameters()))
+    if learner.critic is not None:
+        learner.critic_optimizer = learner.accelerator.prepare(torch.optim.SGD(learner.critic.parameters()))
+    rows = rows_of(groups)
+    batch = Batch.of(rows)
+    values = learner.values(batch)
+    reference_N = learner.reference_logprobs(batch)
+    estimator = make_estimator(algorithm, training)
+    credit = estimator.credit(groups, [random_rewards(seed, group) for group in groups], rows,
+                              old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=values)
+    return learner, batch, credit, dict(
+        step=0, seed=0, kl_in_loss=not estimator.kl_in_reward, reference_logprob_N=reference_N, old_value_N=values)
+
+
+def gradient(learner: Learner, batch: Batch, credit: TokenCredit, given: dict) -> torch.Tensor:
+    """The gradient as the change of all weights by a step of learning rate 1."""
+    models = [model for model in (learner.policy, learner.critic) if model is not None]
+    before = [parameter.detach().double().clone() for model in models for parameter in model.parameters()]
+    learner.update(batch, credit, **given)
+    return torch.cat([(old - new.detach().double()).flatten() for old, new in
+                      zip(before, (p for model in models for p in model.parameters()), strict=True)])
+
+
+@pytest.mark.parametrize("algorithm", [GROUP, CRITIC], ids=["tree", "critic"])
+def test_1x8_2x4_8x1_and_3_plus_5_give_the_same_gradient(algorithm, monkeypatch):
+    rate = {"learning_rate": 1.0, "critic_learning_rate": 1.0}
+    learner, batch, credit, given_ = batch_of(algorithm, TRAINING.model_copy(update=rate))
+    start = copy.deepcopy({name: value for name, value in learner.policy.state_dict().items()})
+    critic = None if learner.critic is None else copy.deepcopy(learner.critic.state_dict())
+    rows = batch.trained
+    found = []
+    for sizes in ([len(rows)], [2] * len(rows), [4] * len(rows), [1] * len(rows), [3, len(rows)]):
+        def split(self, chosen, most_tokens, pad_id=0, sizes=sizes):
+            packs, rest = [], list(chosen)
+            for size in sizes:
+                if rest:
+                    packs.append(self._pad(rest[:size], pad_id))
+                    rest = rest[size:]
+            return packs
+        monkeypatch.setattr(Batch, "micro_batches", split)
+        learner.policy.load_state_dict(start)
+        if learner.critic is not None and critic is not None:
+            learner.critic.load_state_dict(critic)
+        found.append(gradient(learner, batch, credit, given_))
+    assert found[0].abs().max() > 1e-3
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 200))
+def test_the_limit_of_tokens_changes_no_weight(seed, most_tokens):
+    found = []
+    for limit in (most_tokens, 100_000):
+        training = TRAINING.model_copy(update={"micro_batch_tokens": limit, "learning_rate": 1.0})
+        found.append(gradient(*batch_of(GROUP, training, seed)))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("algorithm", [GROUP, CRITIC], ids=["tree", "critic"])
+def test_the_ratio_is_1_before_the_first_update(algorithm, temperature):
+    learner, batch, *_ = batch_of(algorithm, TRAINING.model_copy(update={"temperature": temperature}))
+    for micro in batch.micro_batches(batch.trained, 60):
+        logprob_N, _ = learner._logprobs(learner.policy, micro)
+        ratio_N = (logprob_N - batch.old_logprob_N[micro.flat_N]).exp()
+        torch.testing.assert_close(ratio_N, torch.ones_like(ratio_N), rtol=0, atol=1e-5)
+
+
+def test_another_temperature_would_be_noticed():
+    learner, batch, credit, given_ = batch_of(GROUP, TRAINING)
+    learner.settings = TRAINING.model_copy(update={"temperature": 0.7})
+    assert learner.update(batch, credit, **given_)["sampler_trainer_kl"] > 0.015
