@@ -2,13 +2,13 @@
 
 Randomness belongs to a row: its seed keys a Philox stream, and its n-th token takes the stream's
 n-th number to invert the distribution's cumulative sum. So a sample is the same alone or in any
-batch. Finished rows leave the batch at once; their keys and values stay for the next call.
+batch. Finished rows leave the batch at once; their keys and values stay for the next call, which
+gives a context the place in the cache where its prefix already stands.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,23 +26,7 @@ from turncredit.transcript import TurnStop
 GOES_ON, TAG, END, LENGTH, ASK_TEXT = range(5)
 STOPS = {TAG: TurnStop.TAG, END: TurnStop.END, LENGTH: TurnStop.LENGTH}
 ID_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefixes:
-    """What the last call left: row r's keys and values of the tokens ``ids_R[r]`` (int32 bytes)."""
-
-    cache: KVCache
-    ids_R: list[bytes]
-
-    def longest(self, context: bytes) -> tuple[int, int]:
-        """The row that begins ``context`` and shares most with it, and how many tokens it saves.
-
-        The context's last token is never saved: its forward pass gives the first logits.
-        """
-        row = max((r for r, ids in enumerate(self.ids_R) if context.startswith(ids)),
-                  key=lambda r: len(self.ids_R[r]), default=None)
-        return (0, 0) if row is None else (row, min(len(self.ids_R[row]), len(context) - ID_BYTES) // ID_BYTES)
+Ints = NDArray[np.int64]
 
 
 class HFEngine:
@@ -62,11 +46,12 @@ class HFEngine:
             raise ConfigError(f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}",
                               "name a policy with full attention in every layer")
         self._model, self._codec = model, codec
-        self._prefixes: _Prefixes | None = None
+        self._cache = KVCache(model)
+        self._cached_P: list[bytes] = []  # the ids (int32) whose keys and values stand in each place
 
     def reset_prefix_cache(self) -> None:
         """See ``Engine``."""
-        self._prefixes = None
+        self._cached_P = []
 
     @torch.inference_mode()
     def generate(self, contexts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None, max_tokens: int,
@@ -79,68 +64,73 @@ class HFEngine:
         if not contexts:
             return []
         ids_R = [np.asarray(context, np.int32).tobytes() for context in contexts]
-        cache, logits_B_V = self._prefill(ids_R, max_tokens)
+        row_P, logits_B_V = self._prefill(ids_R, max_tokens)
         stopper = _Stopper(self._codec, stop_tags, logits_B_V.shape[-1])
-        turns = _Turns(ids_R, max_tokens, None if seeds is None else _uniforms(seeds, max_tokens))
+        turns = _Turns(ids_R, row_P, max_tokens, None if seeds is None else _uniforms(seeds, max_tokens))
         while True:
             token_B, logprob_B = _draw(logits_B_V / temperature, turns.uniform_B())
             live = turns.append(token_B, logprob_B, stopper)
             if not len(live):
                 break
-            token_B = token_B[turns.retire(live, cache)]
-            hidden_B_1_H = self._forward(cache, token_B[:, None], turns.length_B)
+            token_B = token_B[turns.retire(live, self._cache)]
+            hidden_B_1_H = self._forward(token_B[:, None], turns.length_B)
             logits_B_V = head_logits(self._model, hidden_B_1_H[:, 0])
-        self._prefixes = _Prefixes(cache, turns.cached(ids_R))
+        self._cached_P = turns.cached(ids_R)
         return turns.samples()
 
-    def _prefill(self, ids_R: list[bytes], room: int) -> tuple[KVCache, Tensor]:
-        """Keys and values of all contexts but what the last call left, and the logits behind them.
+    def _prefill(self, ids_R: list[bytes], room: int) -> tuple[Ints, Tensor]:
+        """Fill the cache with all contexts but what it holds already; the logits that follow them.
 
-        Equal contexts are computed once and copied.
+        Equal contexts are computed once and copied. The cache is left with ``room`` free columns.
 
         Returns:
-            the cache, with ``room`` free columns behind the longest context, and logits_R_V.
+            row_P and logits_P_V: the row that stands in each place, and its logits.
         """
-        model, device = self._model, self._model.device
-        distinct = list(dict.fromkeys(ids_R))
-        length_B = np.array([len(ids) // ID_BYTES for ids in distinct])
-        found = [self._prefixes.longest(ids) if self._prefixes else (0, 0) for ids in distinct]
-        row_B, start_B = (torch.tensor(column, device=device) for column in zip(*found, strict=True))
-        count_B = torch.from_numpy(length_B).to(device) - start_B
-        used, count = int(start_B.max()), int(count_B.max())
-        columns = max(int(length_B.max()) + room, used + count)
-        if self._prefixes is None:
-            cache = KVCache.empty(model, len(distinct), columns)
-        else:
-            cache = self._prefixes.cache.expand(row_B, used, columns)
+        device = self._model.device
+        cached_P, self._cached_P = self._cached_P, []  # should this call fail, nothing is believed
+        rows_of: dict[bytes, list[int]] = {}
+        for row, ids in enumerate(ids_R):
+            rows_of.setdefault(ids, []).append(row)
+        prefixes = {ids: _longest_prefix(ids, cached_P) for ids in rows_of}
+        order = _stay(list(rows_of), prefixes)
+        start_B = torch.tensor([prefixes[ids][1] for ids in order])
+        count_B = torch.tensor([len(ids) // ID_BYTES for ids in order]) - start_B
+        used, most = int(start_B.max()), int((start_B + count_B).max())
+        self._cache.reserve(len(ids_R), max(most + room, used + int(count_B.max())), used)
+        moved = [(source, target) for target, (source, start) in enumerate(prefixes[ids] for ids in order)
+                 if start and source != target]
+        self._copy(moved, used)
 
-        token_B_Q = np.full((len(distinct), count), self._codec.pad_id, np.int64)
-        for row, (ids, (_, start)) in enumerate(zip(distinct, found, strict=True)):
-            new = np.frombuffer(ids, np.int32)[start:]
-            token_B_Q[row, :len(new)] = new
-        hidden_B_Q_H = self._forward(cache, torch.from_numpy(token_B_Q).to(device), start_B, count_B)
-        last_B = torch.arange(len(distinct), device=device), count_B - 1
-        logits_B_V = head_logits(model, hidden_B_Q_H[last_B])
-        if len(distinct) == len(ids_R):
-            return cache, logits_B_V
-        place = {ids: i for i, ids in enumerate(distinct)}
-        rows = torch.tensor([place[ids] for ids in ids_R], device=device)
-        return cache.expand(rows, int(length_B.max()), columns), logits_B_V[rows]
+        token_B_Q = np.full((len(order), int(count_B.max())), self._codec.pad_id, np.int64)
+        for place, ids in enumerate(order):
+            new = np.frombuffer(ids, np.int32)[prefixes[ids][1]:]
+            token_B_Q[place, :len(new)] = new
+        hidden_B_Q_H = self._forward(torch.from_numpy(token_B_Q).to(device), start_B, count_B)
+        logits_B_V = head_logits(self._model, hidden_B_Q_H[torch.arange(len(order)), count_B - 1])
 
-    def _forward(self, cache: KVCache, token_B_Q: Tensor, start_B: Tensor, count_B: Tensor | None = None) -> Tensor:
-        """Hidden states [B, Q, H] of the tokens that follow the first ``start_B`` of each row.
+        twins = [(place, row) for place, ids in enumerate(order) for row in rows_of[ids][1:]]
+        self._copy([(place, target) for target, (place, _) in enumerate(twins, len(order))], most)
+        row_P = [rows_of[ids][0] for ids in order] + [row for _, row in twins]
+        place_P = torch.tensor([*range(len(order)), *(place for place, _ in twins)], device=device)
+        return np.array(row_P), logits_B_V[place_P]
 
-        Row b's tokens beyond ``count_B[b]`` are padding: what they leave in the cache is written
+    def _copy(self, moves: Sequence[tuple[int, int]], used: int) -> None:
+        source, target = torch.tensor(moves, dtype=torch.long, device=self._model.device).reshape(-1, 2).unbind(1)
+        self._cache.copy(source, target, used)
+
+    def _forward(self, token_B_Q: Tensor, start_B: Tensor, count_B: Tensor | None = None) -> Tensor:
+        """Hidden states [B, Q, H] of the tokens that follow the first ``start_B`` of places 0 .. B.
+
+        Tokens beyond ``count_B`` of a place are padding: what they leave in the cache is written
         over before it is ever seen.
         """
-        width = token_B_Q.shape[1]
         start_B = start_B.to(token_B_Q.device)
-        position_B_Q = start_B[:, None] + torch.arange(width, device=start_B.device)
+        position_B_Q = start_B[:, None] + torch.arange(token_B_Q.shape[1], device=start_B.device)
         if count_B is not None:  # a padding token's position must exist too
-            position_B_Q = position_B_Q.minimum((start_B + count_B - 1)[:, None])
+            position_B_Q = position_B_Q.minimum((start_B + count_B.to(start_B.device) - 1)[:, None])
         output = self._model.base_model(
-            input_ids=token_B_Q, attention_mask=cache.place(start_B, width), position_ids=position_B_Q,
-            past_key_values=cache, use_cache=True)
+            input_ids=token_B_Q, attention_mask=self._cache.place(start_B, token_B_Q.shape[1]),
+            position_ids=position_B_Q, past_key_values=self._cache, use_cache=True)
         return output.last_hidden_state
 
 
@@ -166,26 +156,27 @@ class _Stopper:
 
 
 class _Turns:
-    """The turns being sampled; rows keep their number while they change places in the cache.
+    """The turns being sampled. Rows (_R) keep their number, and change places (_P) in the cache.
 
-    Places 0 .. B of the cache hold the B rows that go on.
+    Places 0 .. B hold the B rows that go on.
     """
 
-    def __init__(self, ids_R: list[bytes], max_tokens: int, uniform_R_T: NDArray[np.float64] | None) -> None:
+    def __init__(self, ids_R: list[bytes], row_P: Ints, max_tokens: int,
+                 uniform_R_T: NDArray[np.float64] | None) -> None:
         rows = len(ids_R)
         self._uniform_R_T = uniform_R_T
         self._drawn_R_T = np.zeros((rows, max_tokens), np.int32)
         self._logprob_R_T = np.zeros((rows, max_tokens), np.float32)
         self._count_R = np.zeros(rows, np.int64)
         self._stop_R = np.zeros(rows, np.int8)
-        self._row_P = np.arange(rows)  # which row stands in a place
-        self._length_P = torch.tensor([len(ids) // ID_BYTES for ids in ids_R])
+        self._row_P = row_P
+        self._context_R = np.array([len(ids) // ID_BYTES for ids in ids_R])
         self._active, self._t = rows, 0
 
     @property
     def length_B(self) -> Tensor:
-        """Tokens in the cache of each row that goes on."""
-        return self._length_P[:self._active] + self._t - 1
+        """Tokens in the cache of each row that goes on: its last one is not yet there."""
+        return torch.from_numpy(self._context_R[self._row_P[:self._active]] + self._t - 1)
 
     def uniform_B(self) -> Tensor | None:
         """Each going row's number for its next token."""
@@ -193,7 +184,7 @@ class _Turns:
             return None
         return torch.from_numpy(self._uniform_R_T[self._row_P[:self._active], self._t])
 
-    def append(self, token_B: Tensor, logprob_B: Tensor, stopper: _Stopper) -> NDArray[np.int64]:
+    def append(self, token_B: Tensor, logprob_B: Tensor, stopper: _Stopper) -> Ints:
         """Take one more token of each going row; the places of those that still go on."""
         rows, t = self._row_P[:self._active], self._t
         self._drawn_R_T[rows, t], self._logprob_R_T[rows, t] = token_B.cpu(), logprob_B.cpu()
@@ -204,18 +195,17 @@ class _Turns:
         self._stop_R[rows], self._count_R[rows] = stop_B, self._t
         return np.flatnonzero(stop_B == GOES_ON)
 
-    def retire(self, live: NDArray[np.int64], cache: KVCache) -> Tensor:
-        """Fill the places of finished rows with the last going ones; the order in which they stand."""
+    def retire(self, live: Ints, cache: KVCache) -> Tensor:
+        """Give the places of finished rows to the last going ones; the order in which they stand then."""
         order = np.arange(self._active)
         if len(live) < self._active:
             finished = np.setdiff1d(order, live, assume_unique=True)
             left, right = finished[finished < len(live)], live[live >= len(live)]
-            used = int(self._length_P.max()) + self._t - 1
-            if len(left):
-                cache.swap(torch.from_numpy(left), torch.from_numpy(right), used)
-                order[left], order[right] = right, left
-                self._row_P[:self._active] = self._row_P[order]
-                self._length_P[:self._active] = self._length_P[order]
+            order[left], order[right] = right, left
+            used = int(self._context_R.max()) + self._t - 1
+            target, source = torch.from_numpy(np.stack([np.r_[left, right], np.r_[right, left]]))
+            cache.copy(source, target, used)
+            self._row_P[:self._active] = self._row_P[order]
             self._active = len(live)
         return torch.from_numpy(order[:self._active])
 
@@ -228,6 +218,28 @@ class _Turns:
         return [Sample(tuple(ids[:count].tolist()), tuple(logprobs[:count].tolist()), STOPS[stop])
                 for ids, logprobs, count, stop in zip(self._drawn_R_T, self._logprob_R_T, self._count_R.tolist(),
                                                       self._stop_R.tolist(), strict=True)]
+
+
+def _longest_prefix(context: bytes, cached_P: Sequence[bytes]) -> tuple[int, int]:
+    """The place whose ids begin ``context`` and are most, and how many tokens that saves (0: none).
+
+    The context's last token is never saved: its forward pass gives the first logits.
+    """
+    place = max((p for p, ids in enumerate(cached_P) if context.startswith(ids)),
+                key=lambda p: len(cached_P[p]), default=None)
+    return (0, 0) if place is None else (place, min(len(cached_P[place]), len(context) - ID_BYTES) // ID_BYTES)
+
+
+def _stay(contexts: Sequence[bytes], prefixes: dict[bytes, tuple[int, int]]) -> list[bytes]:
+    """An order of the contexts in which as many as can be stand at the place of their prefix."""
+    at_place: dict[int, bytes] = {}
+    for ids in contexts:
+        source, start = prefixes[ids]
+        if start and source < len(contexts):
+            at_place.setdefault(source, ids)
+    staying = set(at_place.values())
+    others = iter([ids for ids in contexts if ids not in staying])
+    return [at_place[place] if place in at_place else next(others) for place in range(len(contexts))]
 
 
 def _uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
