@@ -51,13 +51,14 @@ class RetrieverClient:
         retries: further attempts after a failed one, with growing pauses of at most 5 s.
         index_sha256: identity that the server must have; None for a foreign server without /health.
         max_query_tokens: whitespace words of a query that are sent; the rest is cut and counted.
+        transport: what carries the requests; None is the network.
 
     Raises:
         RetrieverError: the server cannot be reached, or serves another index.
     """
 
     def __init__(self, url: str, *, timeout_s: float, retries: int, index_sha256: str | None,
-                 max_query_tokens: int = 64) -> None:
+                 max_query_tokens: int = 64, transport: httpx.BaseTransport | None = None) -> None:
         self.url = url.rstrip("/")
         self.counts = Counts()
         self._index = index_sha256
@@ -65,7 +66,8 @@ class RetrieverClient:
         self._cache: dict[tuple[str | None, int, str], tuple[Document, ...]] = {}
         self._retrying = Retrying(stop=stop_after_attempt(retries + 1), retry=retry_if_exception(_transient),
                                   wait=wait_exponential(multiplier=0.1, max=5), reraise=True)
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False)
+        self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False,
+                                  transport=transport)
         if index_sha256 is not None:
             try:
                 served = self._ask("GET", "/health", None).get("index_sha256")

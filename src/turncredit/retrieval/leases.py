@@ -91,6 +91,8 @@ class ServerDir:
 
     def in_use(self) -> bool:
         """Whether anyone holds a lease, or is just about to; leases of the dead are removed."""
+        if not self._leases.is_dir():
+            return False  # the index was removed, and nobody can find this server any more
         try:
             with self.locked(timeout_s=0):
                 return self._sweep()
@@ -99,6 +101,8 @@ class ServerDir:
 
     def withdraw(self, address: Address) -> bool:
         """Take the address back if still nobody needs it; True if the server must end."""
+        if not self._leases.is_dir():
+            return True
         try:
             with self.locked(timeout_s=0):
                 if self._sweep():

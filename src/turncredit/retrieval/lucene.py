@@ -133,7 +133,8 @@ class LuceneSearcher:
             self._searcher: Any = autoclass("io.anserini.search.SimpleSearcher")(str(index_dir / "lucene"))
             documents = self._searcher.get_total_num_docs()
         except Exception as error:  # pyjnius has one exception for all of Java's
-            raise DataError(f"{index_dir / 'lucene'}: Lucene cannot open it: {error}", _REBUILD) from error
+            raise DataError(f"{index_dir / 'lucene'}: Lucene cannot open it: {str(error).splitlines()[0]}",
+                            _REBUILD) from None
         if documents != self.manifest.documents:
             raise DataError(f"{index_dir / 'lucene'}: {documents} passages, but index.json tells of "
                             f"{self.manifest.documents}", _REBUILD)
@@ -143,7 +144,7 @@ class LuceneSearcher:
         """The best ``k`` passages of each query with their scores, in the queries' order.
 
         Equal scores are ordered by passage id. A query without a word that counts, and k = 0, have
-        no passages. Queries are bags of words of at most 1,024 words (see ``query.clean_query``).
+        no passages. Queries are bags of words, cleaned by ``query.clean_query``.
         """
         asked = {number: query for number, query in enumerate(queries) if query.strip()}
         if not asked or k == 0:

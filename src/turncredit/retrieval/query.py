@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_MAX_WORD = 64  # characters; a longer "word" is no word
+MAX_CHARACTERS = 1000  # hence fewer than the 1,024 terms that Lucene takes
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -20,5 +20,6 @@ def clean_query(text: str, max_words: int) -> tuple[str, bool]:
     ('a b', True)
     """
     words = _CONTROL.sub(" ", text).split()
-    kept = [word[:_MAX_WORD] for word in words[:max_words]]
-    return " ".join(kept), kept != words
+    whole = " ".join(words)
+    kept = " ".join(words[:max_words])[:MAX_CHARACTERS].rstrip()
+    return kept, kept != whole
