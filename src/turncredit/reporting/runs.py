@@ -11,7 +11,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -183,12 +183,13 @@ def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     """
     path = folder / "evaluation.csv"
     evaluation = read_cells(path)
-    typed(evaluation, EVALUATION, path)
+    if "experiment" not in evaluation.columns:
+        evaluation = evaluation.assign(experiment=next(iter(scale.experiments)))
+    typed(evaluation, replace(EVALUATION, columns={**EVALUATION.columns, "experiment": RUN["experiment"]},
+                              key=("experiment", *EVALUATION.key)), path)
     arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
     if not seed.isdigit():
         raise DataError(f"{folder}: is no folder of a run", "name folders like base/clean/seed-0")
-    if "experiment" not in evaluation.columns:
-        evaluation = evaluation.assign(experiment=next(iter(scale.experiments)))
     metrics = pd.DataFrame({"step": pd.Series(dtype=str)})
     return [_Run(folder, experiment, arm, int(seed), metrics, evaluation, {})]
 

@@ -6,16 +6,20 @@ the column, the value and the remedy.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from turncredit.errors import DataError, nearest
+
+Values = np.ndarray[Any, np.dtype[Any]]
 
 
 class Kind(Enum):
@@ -105,13 +109,12 @@ def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
             raise DataError(f"{path}: column {name!r} is missing; {nearest(name, cells.columns)}", schema.remedy)
     if cells.empty:
         raise DataError(f"{path}: no rows", schema.remedy)
-    columns: dict[str, pd.Series] = {}
-    start = _parse(cells["step"], "step", Kind.COUNT, schema, path) == 0 if "step" in schema.columns else None
-    for name in cells.columns:
-        fallback = Kind.OPTIONAL_RATE if name.endswith("_correct") else Kind.OPTIONAL
-        kind = schema.columns.get(name, fallback)
+    columns: dict[str, Values] = {}
+    start = _parse(cells, "step", Kind.COUNT, schema, path) == 0 if "step" in schema.columns else None
+    for name in map(str, cells.columns):
+        fallback = RUN.get(name, Kind.OPTIONAL_RATE if name.endswith("_correct") else Kind.OPTIONAL)
         exempt = start if name in schema.after_start else None
-        columns[name] = _parse(cells[name], name, kind, schema, path, exempt)
+        columns[name] = _parse(cells, name, schema.columns.get(name, fallback), schema, path, exempt)
     frame = pd.DataFrame(columns)
     repeated = frame.duplicated(subset=list(schema.key))
     if repeated.any():
@@ -121,32 +124,36 @@ def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
     return frame
 
 
-def _parse(cells: pd.Series, name: str, kind: Kind, schema: Schema, path: Path,
-           exempt: pd.Series | None = None) -> pd.Series:
+def _parse(cells: pd.DataFrame, name: str, kind: Kind, schema: Schema, path: Path,
+           exempt: Values | None = None) -> Values:
     """One column, typed and checked; ``exempt`` marks the rows where it may be empty."""
-    if kind is Kind.TEXT:
-        return cells
-    if kind is Kind.NAME:
-        _refuse(cells == "", cells, name, kind, schema, path)
-        return cells
-    empty = cells == ""
-    values = pd.to_numeric(cells.where(~empty), errors="coerce").astype(float)
-    may_be_empty = kind in (Kind.OPTIONAL, Kind.OPTIONAL_RATE)
-    wrong = ~np.isfinite(values) & ~(empty if may_be_empty else empty & (False if exempt is None else exempt))
-    if kind in (Kind.RATE, Kind.OPTIONAL_RATE):
-        wrong |= (values < 0) | (values > 1)
-    if kind is Kind.COUNT:
-        wrong |= (values < 0) | (values % 1 > 0)
-    _refuse(pd.Series(wrong), cells, name, kind, schema, path)
+    text = cells[name].to_numpy(dtype=object)
+    empty = text == ""
+    if kind in (Kind.TEXT, Kind.NAME):
+        wrong = empty & (kind is Kind.NAME)
+        values = text
+    else:
+        values = np.fromiter((_number(cell) for cell in text), dtype=float, count=len(text))
+        optional = kind in (Kind.OPTIONAL, Kind.OPTIONAL_RATE)
+        may_be_empty = np.full(len(text), optional) if exempt is None or optional else exempt
+        wrong = ~np.isfinite(values) & ~(empty & may_be_empty)
+        if kind in (Kind.RATE, Kind.OPTIONAL_RATE):
+            wrong |= (values < 0) | (values > 1)
+        if kind is Kind.COUNT:
+            wrong |= (values < 0) | (values % 1 > 0)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        shown = "is empty" if empty[row] else f"is {text[row]!r}"
+        raise DataError(f"{path}: row {row + 1}, column {name!r} {shown}; it must hold {kind.value}", schema.remedy)
     return values.astype(int) if kind is Kind.COUNT and not empty.any() else values
 
 
-def _refuse(wrong: pd.Series, cells: pd.Series, name: str, kind: Kind, schema: Schema, path: Path) -> None:
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        value = cells.iloc[row]
-        shown = "is empty" if value == "" else f"is {value!r}"
-        raise DataError(f"{path}: row {row + 1}, column {name!r} {shown}; it must hold {kind.value}", schema.remedy)
+def _number(cell: str) -> float:
+    """The number that a cell holds; NaN if it holds none."""
+    try:
+        return math.nan if "_" in cell else float(cell)
+    except ValueError:
+        return math.nan
 
 
 def same_columns(frames: Sequence[pd.DataFrame]) -> list[str]:

@@ -1,0 +1,176 @@
+"""A table as data, and its three forms: Markdown, LaTeX (booktabs only) and a tidy CSV.
+
+A table has blocks; each block has columns of its own, so reported numbers and ours never share one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from turncredit.files import write_text
+from turncredit.reporting.statistics import Estimate
+
+NOT_RUN, NOT_REPORTED = "not run", "not reported"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number with or without an interval, or a word. ``best`` is set in bold."""
+
+    estimate: Estimate | None = None
+    text: str = ""
+    digits: int = 3
+    best: bool = False
+
+    @property
+    def words(self) -> str:
+        """The cell as plain text, without emphasis.
+
+        >>> Cell(Estimate(0.5, 0.25, 0.75, (3,))).words, Cell(Estimate(0.5, None, None, (1,))).words
+        ('0.500 [0.250, 0.750]', '0.500')
+        """
+        if self.estimate is None:
+            return self.text
+        value = number(self.estimate.value, self.digits)
+        if self.estimate.low is None or self.estimate.high is None:
+            return value
+        return f"{value} [{number(self.estimate.low, self.digits)}, {number(self.estimate.high, self.digits)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row: its label, a remark (seeds, runs), and one cell a column."""
+
+    label: str
+    cells: tuple[Cell, ...]
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A sub-table with its own columns."""
+
+    title: str
+    stub: str  # header of the labels
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    remark: str = ""  # header of the remarks; "" leaves them out
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A whole table; the notes stand under it and say what its numbers are."""
+
+    name: str
+    title: str
+    blocks: tuple[Block, ...]
+    notes: tuple[str, ...] = ()
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number for the reader; a negative zero has no sign.
+
+    >>> number(-0.0001), number(float("inf")), number(float("nan")), number(12.5, 1)
+    ('0.000', 'inf', 'undefined', '12.5')
+    """
+    if math.isnan(value):
+        return "undefined"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def mark_best(rows: Sequence[Row], *, among: Sequence[str]) -> tuple[Row, ...]:
+    """The rows with the largest shown value of each column in bold; only labels in ``among`` compete."""
+    marked = list(rows)
+    for column in range(len(rows[0].cells) if rows else 0):
+        shown = {n: number(e.value, row.cells[column].digits) for n, row in enumerate(rows)
+                 if row.label in among and (e := row.cells[column].estimate) is not None and not math.isnan(e.value)}
+        top = max(shown.values(), key=float, default="")
+        for n, text in shown.items():
+            if text == top and len(shown) > 1:
+                cells = list(marked[n].cells)
+                cells[column] = replace(cells[column], best=True)
+                marked[n] = replace(marked[n], cells=tuple(cells))
+    return tuple(marked)
+
+
+def markdown(table: Table) -> str:
+    """The table in GitHub's Markdown."""
+    parts = [f"# {table.title}"]
+    for block in table.blocks:
+        header = [block.stub, *block.columns, *([block.remark] if block.remark else [])]
+        lines = [header, [":--", *("--:" for _ in block.columns), *([":--"] if block.remark else [])]]
+        for row in block.rows:
+            cells = [f"**{cell.words}**" if cell.best else cell.words for cell in row.cells]
+            lines.append([row.label, *cells, *([row.remark] if block.remark else [])])
+        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        parts.append(f"**{block.title}**\n\n{body}" if block.title else body)
+    parts += ["\n".join(f"- {note}" for note in table.notes)] if table.notes else []
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(table: Table) -> str:
+    r"""The table for LaTeX; needs ``\usepackage{booktabs}`` and nothing else."""
+    lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering\small",
+             rf"\caption{{{_tex(table.title)}}}"]
+    for block in table.blocks:
+        width = 1 + len(block.columns) + bool(block.remark)
+        lines += [r"\medskip", rf"\begin{{tabular}}{{l{'r' * len(block.columns)}{'l' if block.remark else ''}}}"]
+        lines += [rf"\multicolumn{{{width}}}{{l}}{{\textit{{{_tex(block.title)}}}}} \\"] if block.title else []
+        header = [block.stub, *block.columns, *([block.remark] if block.remark else [])]
+        lines += [r"\toprule", " & ".join(map(_tex, header)) + r" \\", r"\midrule"]
+        for row in block.rows:
+            cells = [rf"\textbf{{{_tex(c.words)}}}" if c.best else _tex(c.words) for c in row.cells]
+            # {} keeps LaTeX from reading a cell that starts with [ as the length of the line break before it.
+            line = [_tex(row.label), *cells, *([_tex(row.remark)] if block.remark else [])]
+            lines.append("{}" + " & ".join(line) + r" \\")
+        lines += [r"\bottomrule", r"\end{tabular}", ""]
+    lines += [rf"\par\medskip\footnotesize {' '.join(_tex(note) + '.' for note in table.notes)}"] if table.notes else []
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def frame(table: Table) -> pd.DataFrame:
+    """One line a cell: block, row, column, value, low, high, seeds, text, best, remark."""
+    records = []
+    for block in table.blocks:
+        for row in block.rows:
+            for column, cell in zip(block.columns, row.cells, strict=True):
+                e = cell.estimate
+                records.append({
+                    "block": block.title, "row": row.label, "column": column, "value": e.value if e else None,
+                    "low": e.low if e else None, "high": e.high if e else None,
+                    "seeds": "/".join(map(str, e.seeds)) if e else "", "text": cell.words, "best": int(cell.best),
+                    "remark": row.remark})
+    return pd.DataFrame.from_records(records)
+
+
+def save(table: Table, folder: Path) -> list[Path]:
+    """Write ``<name>.csv``, ``.md`` and ``.tex`` in ``folder``; each whole or not at all."""
+    tidy = str(frame(table).to_csv(index=False, lineterminator="\n"))
+    forms = {"csv": tidy, "md": markdown(table), "tex": latex(table)}
+    paths = [folder / f"{table.name}.{suffix}" for suffix in forms]
+    for path, text in zip(paths, forms.values(), strict=True):
+        write_text(path, text)
+    return paths
+
+
+_TEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+        "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "†": r"$^{\dagger}$",
+        "*": r"$^{\ast}$", "λ": r"$\lambda$", "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "–": "--",
+        "≥": r"$\geq$", "≤": r"$\leq$", "→": r"$\rightarrow$"}
+
+
+def _tex(text: str) -> str:
+    """Plain text for LaTeX.
+
+    >>> print(_tex("50% of facts† [a_b]"))
+    50\\% of facts$^{\\dagger}$ [a\\_b]
+    """
+    return "".join(_TEX.get(character, character) for character in text)

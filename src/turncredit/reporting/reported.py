@@ -1,0 +1,187 @@
+"""What the paper reports: its numbers, its data sets, its claims and how each claim is tested here.
+
+All of it stands in ``paper_tables/reported/*.csv``; the tests of the claims were written down there
+before any run was looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from turncredit.errors import DataError, nearest
+from turncredit.reporting.schema import read_cells
+
+FOLDER = Path("paper_tables/reported")
+
+_VALUES = ("value_id", "place", "method", "algorithm", "dataset", "metric", "step", "value", "paper_version", "source",
+           "confidence", "note")
+_TESTS = ("claim_id", "part", "says", "experiment", "statistic", "metric", "arm_a", "arm_b", "datasets", "first",
+          "second", "direction", "threshold", "note")
+_CLAIMS = ("claim_id", "statement", "paper_version", "source", "confidence")
+_DATASETS = ("dataset", "domain", "mark", "analogue", "note")
+_GRANULARITY = ("method", "reward", "advantage", "paper_version", "source", "confidence")
+_REMEDY = "take the file from git again, or mend the row"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A cell of the paper: ``value`` is None where the paper prints none."""
+
+    value_id: str
+    place: str
+    method: str
+    algorithm: str  # of the grid; "base" for the untrained policy; "" for a method that is not ours
+    dataset: str
+    metric: str
+    step: int | None
+    value: float | None
+    paper_version: str
+    source: str
+    confidence: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A data set of the paper and what stands for it at a scale that lacks it."""
+
+    dataset: str
+    domain: str  # in | out | all | ""
+    mark: str  # the paper's dagger or star
+    analogue: str  # one of our data sets, "out_of_domain", "all", or "" for none
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of the paper, in our words."""
+
+    claim_id: int
+    statement: str
+    paper_version: str
+    source: str
+    confidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTest:
+    """One part of a claim and the comparison that decides it (see ``claims.py`` for the statistics).
+
+    ``statistic`` none: not tested at this scale, ``note`` says why; construction: true by
+    construction, ``note`` names the test that shows it.
+    """
+
+    claim_id: int
+    part: str
+    says: str
+    experiment: str
+    statistic: str
+    metrics: tuple[str, ...]
+    arms_a: tuple[str, ...]
+    arms_b: tuple[str, ...]  # empty: the statistic of arm a against the threshold
+    datasets: str
+    first: tuple[float, float] | None  # window, as fractions of the training steps
+    second: tuple[float, float] | None
+    direction: str  # greater | less | similar
+    threshold: float
+    note: str
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Everything in ``paper_tables/reported``."""
+
+    values: tuple[Value, ...]
+    datasets: dict[str, Dataset]
+    claims: tuple[Claim, ...]
+    tests: tuple[ClaimTest, ...]
+    granularity: tuple[tuple[str, str, str], ...]  # method, reward, advantage (Table 1)
+
+    def table(self, place: str, metric: str | None = None) -> list[Value]:
+        """The values of one place of the paper, in the paper's order."""
+        return [v for v in self.values if v.place == place and metric in (None, v.metric)]
+
+
+def read_reported(folder: Path = FOLDER) -> Reported:
+    """Read and check the five kinds of files.
+
+    Raises:
+        DataError: a file or column is missing, an id stands twice, a number or word cannot be read.
+    """
+    values: list[Value] = []
+    for path in sorted(folder.glob("*.csv")):
+        if path.name not in ("claims.csv", "claim_tests.csv", "datasets.csv", "table1.csv"):
+            values += [_value(row, f"{path}: row {n}") for n, row in _rows(path, _VALUES, "value_id")]
+    datasets = {row["dataset"]: Dataset(**row) for _, row in _rows(folder / "datasets.csv", _DATASETS, "dataset")}
+    for value in values:
+        if value.dataset not in datasets:
+            raise DataError(f"{folder}: {value.value_id}: no dataset {value.dataset!r} in datasets.csv",
+                            nearest(value.dataset, datasets))
+    path = folder / "claims.csv"
+    claims = [Claim(_integer(row["claim_id"], f"{path}: row {n}"), *(row[k] for k in _CLAIMS[1:]))
+              for n, row in _rows(path, _CLAIMS, "claim_id")]
+    path = folder / "claim_tests.csv"
+    tests = [_test(row, f"{path}: row {n}") for n, row in _rows(path, _TESTS, None)]
+    known = {claim.claim_id for claim in claims}
+    if odd := known ^ {test.claim_id for test in tests}:
+        raise DataError(f"{folder}: claim {min(odd)} is in only one of claims.csv and claim_tests.csv", _REMEDY)
+    granularity = tuple((row["method"], row["reward"], row["advantage"])
+                        for _, row in _rows(folder / "table1.csv", _GRANULARITY, "method"))
+    return Reported(tuple(values), datasets, tuple(claims), tuple(tests), granularity)
+
+
+def _rows(path: Path, columns: tuple[str, ...], key: str | None) -> list[tuple[int, dict[str, str]]]:
+    """Numbered rows with exactly these columns; ``key`` names each row once."""
+    cells: pd.DataFrame = read_cells(path)
+    for name in columns:
+        if name not in cells.columns:
+            raise DataError(f"{path}: column {name!r} is missing; {nearest(name, cells.columns)}", _REMEDY)
+    if key is not None and cells[key].duplicated().any():
+        raise DataError(f"{path}: {key} {cells[key][cells[key].duplicated()].iloc[0]!r} stands twice", _REMEDY)
+    records = cells[list(columns)].to_dict("records")
+    return [(n, {str(k): str(v) for k, v in row.items()}) for n, row in enumerate(records, start=1)]
+
+
+def _value(row: dict[str, str], where: str) -> Value:
+    number = _float(row["value"], f"{where}, column 'value'") if row["value"] else None
+    step = _integer(row["step"], f"{where}, column 'step'") if row["step"] else None
+    return Value(**{**row, "value": number, "step": step})  # type: ignore[arg-type]
+
+
+def _test(row: dict[str, str], where: str) -> ClaimTest:
+    def window(text: str) -> tuple[float, float] | None:
+        if not text:
+            return None
+        low, _, high = text.partition("-")
+        return _float(low, where), _float(high, where)
+
+    def words(text: str) -> tuple[str, ...]:
+        return tuple(text.split("|")) if text else ()
+
+    if row["direction"] not in ("", "greater", "less", "similar"):
+        raise DataError(f"{where}, column 'direction' is {row['direction']!r}",
+                        nearest(row["direction"], ("greater", "less", "similar")))
+    return ClaimTest(
+        _integer(row["claim_id"], where), row["part"], row["says"], row["experiment"], row["statistic"],
+        words(row["metric"]), words(row["arm_a"]), words(row["arm_b"]), row["datasets"], window(row["first"]),
+        window(row["second"]), row["direction"], _float(row["threshold"] or "0", where), row["note"])
+
+
+def _integer(text: str, where: str) -> int:
+    if not text.isdigit():
+        raise DataError(f"{where}: {text!r} is no whole number", _REMEDY)
+    return int(text)
+
+
+def _float(text: str, where: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {text!r} is no number", _REMEDY)
+    return number
