@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -108,22 +108,28 @@ class PolicyConfig(Closed):
     max_positions: int = Field(512, ge=32)
 
 
+Flaw = Literal["no_search", "wrong_query", "repeated_search", "broken_tags"]
+FLAWS: tuple[Flaw, ...] = get_args(Flaw)
+
+
 class WarmStartConfig(Closed):
-    """Supervised start on demonstrations that are flawed on purpose."""
+    """Supervised start: skills from clean demonstrations, then habits from flawed ones."""
 
     seed: int = 0
-    steps: int = Field(1500, ge=1)
-    batch: int = Field(64, ge=1)
-    learning_rate: float = Field(2e-3, gt=0)
+    batch: int = Field(48, ge=1)  # demonstrations an optimiser step
+    clean_steps: int = Field(1200, ge=1)  # of the clean policy, the ceiling of every arm
+    flawed_steps: int = Field(300, ge=1)  # from the clean policy to a task's base policy
+    clean_learning_rate: float = Field(3e-3, gt=0)
+    flawed_learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(50, ge=0)
-    reading_share: float = Field(0.5, ge=0, le=1)  # share of clean reading exercises (not episodes)
-    episodes: int = Field(20000, ge=1)
-    mixture: dict[str, float]  # flaw -> share of episodes; "clean" is the right behaviour
+    threads: int = Field(2, ge=1)
+    flaws: dict[Flaw, float]  # mean chance of each flaw at a decision
+    flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
 
     @model_validator(mode="after")
-    def _sums_to_one(self) -> WarmStartConfig:
-        if abs(sum(self.mixture.values()) - 1) > 1e-6 or min(self.mixture.values()) < 0:
-            raise ValueError(f"mixture: shares are >= 0 and sum to 1, not {sum(self.mixture.values()):g}")
+    def _all_flaws_are_chances(self) -> WarmStartConfig:
+        if set(self.flaws) != set(FLAWS) or not all(0 <= chance <= 1 for chance in self.flaws.values()):
+            raise ValueError(f"flaws: a chance in [0, 1] for each of {', '.join(FLAWS)}")
         return self
 
 
