@@ -64,19 +64,29 @@ class HFEngine:
         if not contexts:
             return []
         ids_R = [np.asarray(context, np.int32).tobytes() for context in contexts]
+        uniform_R_T = None if seeds is None else _uniforms(seeds, max_tokens)
+        try:
+            turns = self._sample(ids_R, uniform_R_T, max_tokens, temperature, stop_tags)
+        except BaseException:  # what a failed call left in the cache may be anything, NaN too
+            self._cache, self._cached_P = KVCache(self._model), []
+            raise
+        self._cached_P = turns.cached(ids_R)
+        return turns.samples()
+
+    def _sample(self, ids_R: list[bytes], uniform_R_T: NDArray[np.float64] | None, max_tokens: int,
+                temperature: float, stop_tags: tuple[str, ...]) -> _Turns:
+        """Sample each context's turn to its end."""
         row_P, logits_B_V = self._prefill(ids_R, max_tokens)
         stopper = _Stopper(self._codec, stop_tags, logits_B_V.shape[-1])
-        turns = _Turns(ids_R, row_P, max_tokens, None if seeds is None else _uniforms(seeds, max_tokens))
+        turns = _Turns(ids_R, row_P, max_tokens, uniform_R_T)
         while True:
             token_B, logprob_B = _draw(logits_B_V / temperature, turns.uniform_B())
             live = turns.append(token_B, logprob_B, stopper)
             if not len(live):
-                break
+                return turns
             token_B = token_B[turns.retire(live, self._cache)]
             hidden_B_1_H = self._forward(token_B[:, None], turns.length_B)
             logits_B_V = head_logits(self._model, hidden_B_1_H[:, 0])
-        self._cached_P = turns.cached(ids_R)
-        return turns.samples()
 
     def _prefill(self, ids_R: list[bytes], room: int) -> tuple[Ints, Tensor]:
         """Fill the cache with all contexts but what it holds already; the logits that follow them.
@@ -87,7 +97,7 @@ class HFEngine:
             row_P and logits_P_V: the row that stands in each place, and its logits.
         """
         device = self._model.device
-        cached_P, self._cached_P = self._cached_P, []  # should this call fail, nothing is believed
+        cached_P = self._cached_P
         rows_of: dict[bytes, list[int]] = {}
         for row, ids in enumerate(ids_R):
             rows_of.setdefault(ids, []).append(row)
