@@ -7,10 +7,11 @@ colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import pandas as pd
@@ -24,8 +25,11 @@ from turncredit.files import atomic, write_text
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#555555"
 
-RC: Mapping[str, Any] = {
-    "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 8,
+Line = Literal["-", "--", "-.", ":"]
+
+RC: dict[Any, Any] = {
+    "font.family": "DejaVu Sans", "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8,
+    "legend.fontsize": 8, "legend.title_fontsize": 8.5,
     "xtick.labelsize": 7, "ytick.labelsize": 7, "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.6, "axes.axisbelow": True, "lines.linewidth": 1.6,
     "lines.markersize": 4, "figure.dpi": 100, "savefig.dpi": 200, "pdf.fonttype": 42, "svg.hashsalt": "turncredit"}
@@ -37,7 +41,7 @@ class Look:
 
     colour: str
     marker: str
-    line: str = "-"
+    line: Line = "-"
 
 
 LOOKS: Mapping[str, Look] = {
@@ -53,24 +57,41 @@ def look(arm: str) -> Look:
     return LOOKS.get(arm, Look(GREY, "D", "-."))
 
 
-def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
+@contextmanager
+def applied() -> Iterator[None]:
+    """The common settings; the caller's are put back."""
+    with mpl.rc_context():
+        mpl.rcParams.update(RC)
+        yield
+
+
+def lines(arms: Iterable[str]) -> dict[str, Line]:
+    """Line style of each arm; all solid where the styles tell no arms apart.
+
+    >>> lines(["GRPO-OR", "MT-GRPO"]), lines(["PPO-OR", "GRPO-OR"])
+    ({'GRPO-OR': '-', 'MT-GRPO': '-'}, {'PPO-OR': '-', 'GRPO-OR': '--'})
+    """
+    found = {arm: look(arm).line for arm in arms}
+    solid: Line = "-"
+    return found if len(set(found.values())) > 1 else dict.fromkeys(found, solid)
+
+
+def new_figure(rows: int, columns: int, width: float, height: float, *,
+               sharey: bool = False) -> tuple[Figure, list[list[Axes]]]:
     """A figure of panels (inches), without pyplot and its global state."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, sharey=sharey)]
 
 
-def legend(figure: Figure, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[Any, str]] = ()) -> None:
-    """One legend above the panels: (arm, label) pairs, then other (handle, label) pairs."""
-    handles: list[Any] = []
-    for arm, _ in arms:
-        style = look(arm)
-        handles.append(Line2D([], [], color=style.colour, marker=style.marker, linestyle=style.line))
+def head(figure: Figure, title: str, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[Any, str]] = ()) -> None:
+    """Title and legend above the panels: (arm, label) pairs, then other (handle, label) pairs."""
+    style = lines(arm for arm, _ in arms)
+    handles: list[Any] = [Line2D([], [], color=look(arm).colour, marker=look(arm).marker, linestyle=style[arm])
+                          for arm, _ in arms] + [handle for handle, _ in extra]
     labels = [label for _, label in arms] + [label for _, label in extra]
-    handles += [handle for handle, _ in extra]
-    if handles:
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(handles), 4), frameon=False,
-                      handlelength=2.8)
+    figure.legend(handles, labels, loc="outside upper center", ncols=3 if len(handles) in (3, 6) else 4, frameon=False,
+                  handlelength=2.8, title=title)
 
 
 def footer(figure: Figure, text: str) -> None:
@@ -86,7 +107,7 @@ def not_run(axes: Axes) -> None:
 def save(name: str, figure: Figure, data: pd.DataFrame, folder: Path) -> list[Path]:
     """Write ``<name>.pdf``, ``.png`` and ``.csv`` (what is drawn); no dates inside, the same bytes every time."""
     paths = [folder / f"{name}.{suffix}" for suffix in ("pdf", "png", "csv")]
-    with mpl.rc_context(dict(RC)):
+    with applied():
         for path, metadata in zip(paths, ({"CreationDate": None, "ModDate": None}, {"Software": None}), strict=False):
             with atomic(path) as temporary:
                 figure.savefig(temporary, format=path.suffix[1:], metadata=metadata)

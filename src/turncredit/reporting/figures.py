@@ -1,0 +1,118 @@
+"""The paper's figures and ours: pure functions from results to a figure and its data, and a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from turncredit.config import Scale
+from turncredit.errors import ConfigError, nearest
+from turncredit.reporting.curves import Kind, Panel, curves_figure
+from turncredit.reporting.effects import final_scores, placement_effect
+from turncredit.reporting.runs import Runs
+from turncredit.reporting.scores import Results
+
+Build = Callable[[Results], tuple[Figure, pd.DataFrame]]
+
+CRITIC = ("PPO-OR", "PPO-MR", "MT-PPO")
+GROUP = ("GRPO-OR", "GRPO-MR", "MT-GRPO")
+ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # pairs stand under one another in legends
+RATES = {"answer_correct": "answer correctness", "format_correct": "format correctness",
+         "retrieval_correct": "retrieval correctness"}
+COMPONENTS = {  # of the two-turn study, with the largest value of each
+    "tool_execution": ("tool execution", 0.2), "search_answer": ("answer in search result", 0.5),
+    "answer_presence": ("answer presence", 0.5), "exact_match": ("exact match", 1.0),
+    "xml_format": ("XML format", 0.2), "xml_tags": ("XML tag usage", 0.2)}
+STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)"}
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure of the registry: the experiments that it reads and the function that builds it.
+
+    Its caption for the report is ``workflow/report/<name>.rst``.
+    """
+
+    experiments: tuple[str, ...]
+    build: Build
+
+
+def draw(name: str, runs: Mapping[str, Runs], scale: Scale) -> tuple[Figure, pd.DataFrame]:
+    """Build the figure ``name`` and the data that it draws. A panel without runs says so.
+
+    Raises:
+        ConfigError: no such figure.
+        DataError: a column that the runs' files lack.
+    """
+    if name not in FIGURES:
+        raise ConfigError(f"no figure {name!r}", nearest(name, FIGURES))
+    return FIGURES[name].build(Results(scale, runs))
+
+
+def _rates(arms: tuple[str, ...], prefix: str, kind: Kind, title: str) -> Build:
+    """Answer, format and retrieval correctness, a row for each training data set (Figs. 3 and 5)."""
+    def build(results: Results) -> tuple[Figure, pd.DataFrame]:
+        datasets = _train_on(results, "search")
+        panels = [[Panel(words, f"{prefix}{d}_{rate}", arms, row=STANDS_FOR.get(d, d)) for rate, words in RATES.items()]
+                  for d in datasets]
+        return curves_figure(results, "search", panels, kind, title)
+    return build
+
+
+def _ablations(results: Results) -> tuple[Figure, pd.DataFrame]:
+    first = next(iter(_train_on(results, "ablation")))
+    where = STANDS_FOR.get(first, first)
+    cost, limit = ("lambda-0.1", "lambda-0.0"), ("lambda-0.1", "turns-5", "turns-6")
+    panels = [[Panel("search cost: answer correctness", f"{first}_answer_correct", cost, row=where),
+               Panel("search cost: number of turns", f"{first}_turns_mean", cost, top=None, row=where),
+               Panel("turn limit: answer correctness", f"{first}_answer_correct", limit, row=where)]]
+    title = "Training of MT-PPO (Fig. 4); lambda-0.1: $λ_s$ = 0.1, $N_{max}$ = 4; the others change one of the two"
+    return curves_figure(results, "ablation", panels, "smooth_sd", title)
+
+
+def _components(names: tuple[str, ...], arms: tuple[str, ...], kind: Kind, title: str) -> Build:
+    """Reward components during training of the two-turn study, three to a row (Figs. 1 and 9 to 12)."""
+    def build(results: Results) -> tuple[Figure, pd.DataFrame]:
+        panels = [Panel(COMPONENTS[n][0], f"component_{n}", arms, top=1.05 * COMPONENTS[n][1]) for n in names]
+        width = min(len(panels), 3)
+        grid = [panels[start:start + width] for start in range(0, len(panels), width)]
+        return curves_figure(results, "two_turn", grid, kind, title)
+    return build
+
+
+def _train_on(results: Results, experiment: str) -> tuple[str, ...]:
+    if experiment not in results.scale.experiments:
+        raise ConfigError(f"scale {results.scale.name!r} has no experiment {experiment!r}",
+                          nearest(experiment, results.scale.experiments))
+    return results.scale.experiments[experiment].train_on
+
+
+_ALL = tuple(COMPONENTS)
+
+FIGURES: dict[str, FigureSpec] = {
+    "fig1_tool_use": FigureSpec(("two_turn",), _components(
+        ("tool_execution", "exact_match"), GROUP, "ema", "Two-turn study: rewards during training (Fig. 1)")),
+    "fig3_training_dynamics": FigureSpec(("search",), _rates(
+        CRITIC, "", "smooth_sd", "Search: training with the critic baseline (Fig. 3)")),
+    "fig3_all_arms": FigureSpec(("search",), _rates(
+        ALL_ARMS, "", "smooth_sd", "Search: training of all six algorithms (Fig. 3, with the group baseline)")),
+    "fig4_ablations": FigureSpec(("ablation",), _ablations),
+    "fig5_validation": FigureSpec(("search",), _rates(
+        CRITIC, "validation_", "sd", "Search: validation with the critic baseline (Fig. 5)")),
+    "fig5_all_arms": FigureSpec(("search",), _rates(
+        ALL_ARMS, "validation_", "sd",
+        "Search: validation of all six algorithms (Fig. 5, with the group baseline)")),
+    "fig9_reward_components": FigureSpec(("two_turn",), _components(
+        _ALL, GROUP, "ema", "Two-turn study: the six reward components during training (Fig. 9)")),
+    "fig10_grpo_or": FigureSpec(("two_turn",), _components(
+        _ALL, ("GRPO-OR",), "minmax", "Two-turn study: reward components of GRPO-OR during training (Fig. 10)")),
+    "fig11_grpo_mr": FigureSpec(("two_turn",), _components(
+        _ALL, ("GRPO-MR",), "minmax", "Two-turn study: reward components of GRPO-MR during training (Fig. 11)")),
+    "fig12_mt_grpo": FigureSpec(("two_turn",), _components(
+        _ALL, ("MT-GRPO",), "minmax", "Two-turn study: reward components of MT-GRPO during training (Fig. 12)")),
+    "placement_effect": FigureSpec(("placement",), placement_effect),
+    "final_scores": FigureSpec(("search",), final_scores),
+}
