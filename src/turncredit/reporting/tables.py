@@ -20,7 +20,8 @@ METRIC_WORDS = {
     "turns": "turns", "searches": "searches", "turn_limit": "ended at N_max",
     "component_tool_execution": "tool execution (0-0.2)", "component_search_answer": "answer in result (0-0.5)",
     "component_xml_format": "XML format (0-0.2)", "component_exact_match": "exact match (0-1)"}
-POLICIES = {"base": "base policy, untrained", "clean": "clean policy, the ceiling"}
+POLICIES = {"base": "base policy, untrained", "closed_book": "base policy, without retriever",
+            "clean": "clean policy, the ceiling"}
 _TABLE5 = ("component_tool_execution", "component_search_answer", "component_xml_format", "component_exact_match")
 
 

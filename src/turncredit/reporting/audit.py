@@ -1,0 +1,151 @@
+"""The audit: one row for each reported number and for each claim with its comparisons.
+
+A reported number is *not comparable* unless model, data, retriever and k are the paper's, which no scale
+of this project has yet; where an arm, metric and data set of ours are its analogue, our number stands
+beside it and the note says what it is. The comparisons of the claims were fixed in
+``paper_tables/reported/claim_tests.csv`` before any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import pandas as pd
+
+from turncredit.config import Scale
+from turncredit.reporting import statistics
+from turncredit.reporting.claims import Comparison, claim_verdict, compare, tally
+from turncredit.reporting.render import number
+from turncredit.reporting.reported import Claim, Reported, Value
+from turncredit.reporting.runs import BASE, Runs
+from turncredit.reporting.scores import ArmRuns, Results, sources
+from turncredit.reporting.statistics import Estimate
+from turncredit.reporting.tables import METRIC_WORDS
+
+NOT_COMPARABLE = "not comparable"
+_DIFFERENCE = "component_exact_match_difference"  # the paper's text: MT-GRPO less GRPO-MR
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the audit.
+
+    Attributes:
+        kind: a reported value, a claim, or one comparison of a claim.
+        id: value_id, claim number, or claim number and part.
+        what: the row in words.
+        place: where in the paper, or what is compared.
+        reported: the reported number, or what a comparison should show.
+        ours: our number; None where nothing was run.
+        low, high: its 95 % interval; None where there is none.
+        seeds: seeds of each arm.
+        runs: whose runs: fresh or shipped.
+        verdict: supported, contradicted, inconclusive, not run; not comparable for values.
+        note: the reason, the analogue, or how the comparisons of a claim came out.
+    """
+
+    kind: Literal["value", "claim", "comparison"]
+    id: str
+    what: str
+    place: str
+    reported: str
+    ours: float | None
+    low: float | None
+    high: float | None
+    seeds: str
+    runs: str
+    verdict: str
+    note: str
+
+    @property
+    def shown(self) -> str:
+        """Our number and its interval, or a dash."""
+        if self.ours is None:
+            return "-"
+        interval = "" if self.low is None or self.high is None else f" [{number(self.low)}, {number(self.high)}]"
+        return number(self.ours) + interval
+
+
+def audit(runs: Mapping[str, Runs], scale: Scale, reported: Reported) -> list[Entry]:
+    """All rows: the claims with their comparisons under them, then the reported numbers.
+
+    Raises:
+        DataError: a metric or data set that the runs' files lack.
+    """
+    results = Results(scale, runs)
+    entries: list[Entry] = []
+    for claim in reported.claims:
+        comparisons = [c for test in reported.tests if test.claim_id == claim.claim_id for c in compare(test, results)]
+        entries += [_claim(claim, comparisons), *(_comparison(c) for c in comparisons)]
+    return entries + [_value(value, results, reported) for value in reported.values if value.value is not None]
+
+
+def frame(entries: Sequence[Entry]) -> pd.DataFrame:
+    """The rows as a data frame, in the columns of ``Entry``."""
+    return pd.DataFrame([asdict(entry) for entry in entries], columns=list(Entry.__dataclass_fields__))
+
+
+def _claim(claim: Claim, comparisons: list[Comparison]) -> Entry:
+    measured = [c for c in comparisons if c.estimate is not None]
+    seeds = sorted({n for c in measured if c.estimate for n in c.estimate.seeds})
+    runs = "; ".join(dict.fromkeys(c.runs for c in measured))
+    notes = [tally(comparisons)] if len(comparisons) > 1 else [c.note for c in comparisons if c.estimate is None]
+    return Entry("claim", str(claim.claim_id), claim.statement, f"{claim.paper_version}, {claim.source}", "",
+                 None, None, None, " to ".join(dict.fromkeys(map(str, (*seeds[:1], *seeds[-1:])))), runs,
+                 claim_verdict(comparisons), "; ".join(filter(None, notes)))
+
+
+def _comparison(found: Comparison) -> Entry:
+    test = found.test
+    sides = {"greater": "> {:g}", "less": "< {:g}", "similar": "within ±{:g}"}
+    side = sides.get(test.direction, "").format(test.threshold)
+    sign = "/" if test.statistic.startswith("sd_") else "−"
+    arms = f"{found.arm_a} {sign} {found.arm_b}" if found.arm_b else found.arm_a
+    datasets = {"in": "in-domain", "out": "out-of-domain", "all": "all sets"}.get(found.dataset, found.dataset)
+    measured = (test.experiment, arms, _words(found.metric) if arms else "", datasets)
+    return Entry("comparison", f"{test.claim_id}{test.part}", test.says, ", ".join(filter(None, measured)), side,
+                 *_numbers(found.estimate), found.runs, found.verdict, found.note)
+
+
+def _value(value: Value, results: Results, reported: Reported) -> Entry:
+    arms, estimate, label = _analogue(value, results, reported)
+    step = "" if value.step is None else f", step {value.step}"
+    notes = (label, value.confidence, value.note)
+    return Entry("value", value.value_id, f"{value.method}, {value.dataset}, {_words(value.metric)}{step}",
+                 f"{value.place} ({value.paper_version})", f"{value.value:g}", *_numbers(estimate),
+                 sources(arms) if arms else "", NOT_COMPARABLE, "; ".join(filter(None, notes)))
+
+
+def _words(metric: str) -> str:
+    return METRIC_WORDS.get(metric, metric.removeprefix("component_").replace("_", " "))
+
+
+def _numbers(found: Estimate | None) -> tuple[float | None, float | None, float | None, str]:
+    """Value, low, high and seeds."""
+    return (None, None, None, "") if found is None else (
+        found.value, found.low, found.high, "/".join(map(str, found.seeds)))
+
+
+def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[ArmRuns], Estimate | None, str]:
+    """Our arms and number that stand for a reported one, and what they are; or why there is none."""
+    experiment = "two_turn" if "two-turn" in value.dataset else "search"
+    world = results.scale.world
+    name = reported.datasets[value.dataset].analogue
+    datasets = {"out_of_domain": world.out_of_domain, "all": results.datasets}.get(name, (name,))
+    names = ["MT-GRPO", "GRPO-MR"] if value.metric == _DIFFERENCE else [value.algorithm] if value.algorithm else []
+    if not names or not name or value.metric.endswith("relative_gain") or not set(datasets) <= set(results.datasets):
+        return [], None, "no analogue here"
+    found = [results.base(arm, experiment) if arm == BASE else results.arm(experiment, arm) for arm in names]
+    arms = [arm for arm in found if arm is not None]
+    where = {"out_of_domain": "mean of the out-of-domain sets", "all": "mean of all sets"}.get(name, name)
+    label = f"ours: {' − '.join(names)} in {experiment}, {where}"
+    if len(arms) < len(names):
+        return [], None, f"{label}: not run"
+    renamed = {"tool_success": "component_tool_execution", _DIFFERENCE: "component_exact_match"}
+    metric = renamed.get(value.metric, value.metric)
+    samples = [arm.final(metric, datasets) for arm in arms]
+    if value.metric == "tool_success":
+        samples = [sample / results.scale.tool_rewards.tool_execution for sample in samples]
+    return arms, statistics.difference(*samples) if len(samples) == 2 else statistics.mean(samples[0]), label
