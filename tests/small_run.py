@@ -74,7 +74,7 @@ def make_world(root: Path) -> None:
     index = root / "index" / "test"
     index.mkdir(parents=True)
     (index / "index.json").write_text("{}")
-    _make_policy(root / "policy" / "test" / "base")
+    _make_policy(root / "policy" / "test" / "base" / "search")
 
 
 def _make_policy(folder: Path) -> None:
@@ -138,15 +138,15 @@ def train(root: Path, config: RunConfig) -> run.RunPaths:
 
 
 @contextmanager
-def events(at: Callable[[int], None]) -> Iterator[None]:
-    """Call ``at`` with 1, 2, 3, ... at each event of this process while the block runs."""
+def events(at: Callable[[int, str], None]) -> Iterator[None]:
+    """Call ``at`` with a number, from 1, and a name at each event of this process while the block runs."""
     numbers, watched = itertools.count(1), []
 
     def watch(owner: Any, name: str) -> None:
         real = getattr(owner, name)
 
         def call(*arguments: Any, **named: Any) -> Any:
-            at(next(numbers))
+            at(next(numbers), name)
             return real(*arguments, **named)
         watched.append((owner, name, real))
         setattr(owner, name, call)
@@ -166,7 +166,7 @@ def events(at: Callable[[int], None]) -> Iterator[None]:
 if __name__ == "__main__":
     where, which, event = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 
-    def die(number: int) -> None:
+    def die(number: int, name: str) -> None:
         if number == event:
             os.kill(os.getpid(), signal.SIGKILL)
 

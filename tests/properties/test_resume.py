@@ -41,12 +41,14 @@ def test_killed_anywhere_a_run_ends_as_if_it_had_not_been(tmp_path, arm):
     whole, killed, seen = tmp_path / "whole", tmp_path / "killed", []
     for root in (whole, killed):
         make_world(root)
-    with events(seen.append):
+    with events(lambda number, name: seen.append(name)):
         uninterrupted = train(whole, config(arm))
     paths = type(uninterrupted).under(killed, config(arm))
 
-    # In the first steps, then inside whatever comes next (sampling, an update, a save), then to the end.
-    for event, code in ((len(seen) // 5, -signal.SIGKILL), (len(seen) // 3, -signal.SIGKILL), (10**9, 0)):
+    # First while the second checkpoint is being saved; then in the first update after the resume (three
+    # turns sampled, its second optimiser step); then not at all.
+    saves = [i for i, name in enumerate(seen, start=1) if name == "_sync" and seen[i - 2] == "sha256"]
+    for event, code in ((saves[1] + 2, -signal.SIGKILL), (6, -signal.SIGKILL), (10**9, 0)):
         assert not paths.run.exists()
         done = subprocess.run([sys.executable, "-m", "tests.small_run", str(killed), arm, str(event)], cwd=CLONE,
                               capture_output=True, text=True, timeout=600)

@@ -41,6 +41,7 @@ def test_the_newest_of_the_last_two_is_found(tmp_path):
     lambda path: (path / "policy" / "weights").unlink(),
     lambda path: (path / "contents.json").write_text("{"),
     lambda path: (path / "contents.json").write_text("[]"),
+    lambda path: (path / "contents.json").write_text('{"files": {}, "step": 2}'),
     lambda path: (path / "contents.json").unlink(),
 ])
 def test_a_damaged_newest_falls_back_with_a_message(tmp_path, caplog, damage):
@@ -59,10 +60,13 @@ def test_only_damaged_checkpoints_are_an_error_not_a_fresh_start(tmp_path):
         newest(tmp_path, "digest")
 
 
-def test_another_configuration_is_refused(tmp_path):
-    saved(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="another configuration"):
-        newest(tmp_path, "other")
+def test_another_identity_is_never_resumed_and_nothing_is_lost(tmp_path, caplog):
+    saved(tmp_path, 1, 2)
+    assert newest(tmp_path, "other") is None
+    assert "moved to" in caplog.text
+    assert (tmp_path / "superseded" / "step-2" / "state.json").read_text() == "step 2"
+    save(tmp_path, 1, "other", write("new"))
+    assert newest(tmp_path, "other") == tmp_path / "step-1"
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path):

@@ -13,11 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.small_run import TASK, config, events, make_world, served, train, untimed
 from tests.trees import transcript, turn
 from turncredit.config import RetrieverConfig
-from turncredit.errors import CheckpointError, DataError, Interrupted, NonFiniteError, RunLockedError
+from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
 from turncredit.evaluation import evaluation_ids, leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.model import load_policy
@@ -92,7 +93,7 @@ def test_the_global_generators_are_untouched(root):
 
 def sends(number: int, when: int):
     """Sends this process a signal at its ``when``-th event."""
-    return lambda event: os.kill(os.getpid(), number) if event == when else None
+    return lambda event, name: os.kill(os.getpid(), number) if event == when else None
 
 
 @pytest.mark.parametrize(("number", "at"), [
@@ -139,10 +140,16 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(root, tmp_pa
     assert untimed(paths.run / "metrics.csv") == untimed(whole.run / "metrics.csv")
 
 
-def test_another_configuration_does_not_resume(root):
+@pytest.mark.parametrize("changed", ["configuration", "base policy"])
+def test_what_was_made_of_other_things_is_not_resumed(root, caplog, changed):
     train(root, config("chains", steps=1))
-    with pytest.raises(CheckpointError, match="another configuration"):
-        train(root, config("chains", steps=1, learning_rate=1.0))
+    if changed == "base policy":
+        weights = root / "policy" / "test" / "base" / "search" / "model.safetensors"
+        save_file({name: value * 0.9 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+    paths = train(root, config("chains", steps=2 if changed == "configuration" else 1))
+    assert "the run starts afresh" in caplog.text
+    assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == []
+    assert (paths.checkpoints / "superseded" / "step-1").is_dir()
 
 
 def test_a_second_writer_leaves_at_once(root):

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from turncredit.errors import CheckpointError, DataError
 from turncredit.files import sha256
@@ -18,13 +19,13 @@ _TEMPORARY = ".saving-"
 _log = logging.getLogger(__name__)
 
 
-def save(root: Path, step: int, config_sha256: str, write: Callable[[Path], None], keep: int = 2) -> Path:
+def save(root: Path, step: int, identity: str, write: Callable[[Path], None], keep: int = 2) -> Path:
     """Make ``root/step-{step}``, whole or not at all, and remove all but the newest ``keep``.
 
     Args:
         root: the run's checkpoint folder.
         step: training steps done.
-        config_sha256: the run's digest; only a run with the same one resumes from here.
+        identity: digest of all that the run is made of; only a run with the same one resumes here.
         write: puts the files into the (temporary) folder that it is given.
         keep: how many checkpoints stay.
 
@@ -39,7 +40,7 @@ def save(root: Path, step: int, config_sha256: str, write: Callable[[Path], None
         temporary.chmod(0o755)
         write(temporary)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        contents = {"step": step, "config_sha256": config_sha256,
+        contents = {"step": step, "identity": identity,
                     "files": {path.relative_to(temporary).as_posix(): sha256(path) for path in files}}
         (temporary / CONTENTS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
         for path in (*files, temporary / CONTENTS):
@@ -58,24 +59,40 @@ def save(root: Path, step: int, config_sha256: str, write: Callable[[Path], None
     return target
 
 
-def newest(root: Path, config_sha256: str) -> Path | None:
+def newest(root: Path, identity: str) -> Path | None:
     """The newest whole checkpoint under ``root``; None if there is none at all.
 
-    A damaged one is passed over, with a warning, for the one before.
+    A damaged one is passed over, with a warning, for the one before. Checkpoints of another
+    identity (other configuration, data or base policy) are never resumed: they are moved, with a
+    warning, to ``root/superseded``, where the last such generation is kept.
 
     Raises:
-        CheckpointError: all are damaged, or they belong to a run with another configuration.
+        CheckpointError: all are damaged.
     """
     found = _found(root)
     for step, path in found:
-        problem = _problem(path, step, config_sha256)
+        problem = _problem(path, step)
         if problem is None:
-            return path
+            if _contents(path)["identity"] == identity:
+                return path
+            _supersede(root, found)
+            return None
         _log.warning("%s: %s; trying the checkpoint before it", path, problem)
     if found:
         raise CheckpointError(f"{root}: none of {len(found)} checkpoints can be read",
                               "remove the folder to start afresh")
     return None
+
+
+def _supersede(root: Path, found: list[tuple[int, Path]]) -> None:
+    """Move checkpoints aside."""
+    aside = root / "superseded"
+    _log.warning("%s: made with another configuration, data or base policy; moved to %s, the run starts afresh",
+                 found[0][1], aside)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    for _, path in found:
+        path.rename(aside / path.name)
 
 
 def _found(root: Path) -> list[tuple[int, Path]]:
@@ -84,19 +101,21 @@ def _found(root: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def _problem(path: Path, step: int, config_sha256: str) -> str | None:
+def _contents(path: Path) -> dict[str, Any]:
+    contents: dict[str, Any] = json.loads((path / CONTENTS).read_text(encoding="utf-8"))
+    return contents
+
+
+def _problem(path: Path, step: int) -> str | None:
     """What is wrong with a checkpoint's files, or None."""
     try:
-        contents = json.loads((path / CONTENTS).read_text(encoding="utf-8"))
+        contents = _contents(path)
         for name, expected in contents["files"].items():
             if sha256(path / name) != expected:
                 return f"{name} is damaged"
+        return None if (contents["step"], bool(contents["identity"])) == (step, True) else f"is not of step {step}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError) as error:
         return f"cannot be read ({error.message if isinstance(error, DataError) else error})"
-    if contents["config_sha256"] != config_sha256:
-        raise CheckpointError(f"{path}: belongs to a run with another configuration",
-                              "restore that configuration, or remove the run's checkpoint folder to start afresh")
-    return None if contents["step"] == step else f"holds step {contents['step']}"
 
 
 def _sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import turncredit
-from turncredit.files import sha256, write_text
+from turncredit.files import write_text
 
 _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pandas", "pyserini",
              "snakemake")
@@ -37,15 +37,8 @@ def code_revision() -> tuple[str, bool | None]:
         return "unknown", None
 
 
-def provenance(data_files: Mapping[str, Path]) -> dict[str, Any]:
-    """Code, data, packages and hardware of this process.
-
-    Args:
-        data_files: name in the manifest -> file.
-
-    Raises:
-        DataError: a data file is missing.
-    """
+def provenance() -> dict[str, Any]:
+    """Code, packages and hardware of this process."""
     revision, dirty = code_revision()
     packages = {}
     for name in _PACKAGES:
@@ -55,7 +48,6 @@ def provenance(data_files: Mapping[str, Path]) -> dict[str, Any]:
             packages[name] = "not installed"
     return {
         "code_revision": revision, "dirty": dirty,
-        "data": {name: sha256(path) for name, path in data_files.items()},
         "packages": {"python": platform.python_version(), "turncredit": turncredit.__version__, **packages},
         "hardware": {
             "host_cpus": os.cpu_count(), "machine": platform.machine(), "system": platform.system(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,8 @@ class RunPaths:
     def under(cls, root: Path, config: RunConfig) -> RunPaths:
         """The layout of the clone at ``root``."""
         run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
-        return cls(root / "data" / config.scale, root / "index" / config.scale, root / "policy" / config.scale / "base",
+        policy = root / "policy" / config.scale / "base" / config.task.name
+        return cls(root / "data" / config.scale, root / "index" / config.scale, policy,
                    root / "results" / run, root / "checkpoints" / run)
 
     @property
@@ -76,7 +78,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
     Raises:
         RunLockedError: another process writes this run.
         DataError: a data file is missing, altered or empty.
-        CheckpointError: checkpoints of another configuration, or only damaged ones.
+        CheckpointError: there are checkpoints, but all are damaged.
         Interrupted: SIGTERM or SIGUSR1 arrived; the state is saved.
         NonFiniteError: training diverged.
         RetrieverError: the retriever cannot be reached.
@@ -87,7 +89,9 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         stop = held.enter_context(StopRequest().listening())
         pool, validation, test = (read_split(paths.data, split, config.train_on if split != "test" else None)
                                   for split in ("train", "validation", "test"))
-        found = checkpoint.newest(paths.checkpoints, config.digest())
+        made_of = _inputs(paths)
+        identity = _identity(config, retriever_config, made_of)
+        found = checkpoint.newest(paths.checkpoints, identity)
         progress = Progress(started=now()) if found is None else Progress.load(found)
         if found is not None:
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
@@ -100,13 +104,14 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
             config.training, config.device)
         if found is not None:
             learner.load(found)
-        manifest = _manifest(config, paths, test)
+        manifest = _manifest(config, made_of, test)
         write_manifest(paths.checkpoints / "manifest.json", {**manifest, **_course(progress, None)})
 
         search = held.enter_context(retriever(paths.index, retriever_config))
         engine = StoppableEngine(HFEngine(learner.policy, codec), stop)
         bench = make_bench(config, engine, search, codec)
-        progress = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, stop).train(progress)
+        trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop)
+        progress = trainer.train(progress)
 
         save_policy(learner.accelerator.unwrap_model(learner.policy), paths.final_policy, codec.tokenizer)
         manifest |= _course(progress, now())
@@ -183,13 +188,24 @@ def _settle(config: RunConfig) -> None:
     disable_progress_bar()
 
 
-def _manifest(config: RunConfig, paths: RunPaths, test: Sequence[Question]) -> dict[str, Any]:
-    """The part of the manifest that is known before training."""
-    files = {f"policy/{path.name}": path for path in sorted(paths.policy.glob("*.safetensors"))}
+def _inputs(paths: RunPaths) -> dict[str, str]:
+    """sha256 of everything that decides the result beside code and configuration."""
+    files = {f"policy/{path.name}": path for pattern in ("*.safetensors", "tokenizer.json")
+             for path in sorted(paths.policy.glob(pattern))}
     files |= {path.relative_to(paths.data).as_posix(): path for path in sorted(paths.data.glob("questions/*.jsonl"))}
-    files |= {"world.json": paths.data / "world.json", "index.json": paths.index / "index.json"}
+    return {name: sha256(path) for name, path in (files | {"world.json": paths.data / "world.json"}).items()}
+
+
+def _identity(config: RunConfig, retriever_config: RetrieverConfig, made_of: Mapping[str, str]) -> str:
+    """Digest of all that the run is made of, code and hardware aside."""
+    parts = [config.digest(), retriever_config.model_dump(mode="json"), dict(made_of)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _manifest(config: RunConfig, made_of: Mapping[str, str], test: Sequence[Question]) -> dict[str, Any]:
+    """The part of the manifest that is known before training."""
     return {"config": config.model_dump(mode="json"), "config_sha256": config.digest(), "seed": config.seed,
-            "evaluation_ids_sha256": evaluation_ids(test), **provenance(files)}
+            "data": dict(made_of), "evaluation_ids_sha256": evaluation_ids(test), **provenance()}
 
 
 def _course(progress: Progress, ended: str | None) -> dict[str, Any]:

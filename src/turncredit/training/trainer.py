@@ -82,6 +82,7 @@ class Trainer:
         pool: training questions.
         validation: validation questions.
         folder: checkpoints and the live metrics.csv.
+        identity: digest of all that the run is made of (see ``checkpoint.save``).
         stop: asked at safe places whether to end.
     """
 
@@ -92,6 +93,7 @@ class Trainer:
     pool: Sequence[Question]
     validation: Sequence[Question]
     folder: Path
+    identity: str
     stop: StopRequest
 
     def train(self, progress: Progress) -> Progress:
@@ -130,7 +132,7 @@ class Trainer:
         def write(folder: Path) -> None:
             self.learner.save(folder)
             progress.save(folder)
-        return checkpoint.save(self.folder, progress.step, self.config.digest(), write)
+        return checkpoint.save(self.folder, progress.step, self.identity, write)
 
     def _validated(self, progress: Progress) -> Progress:
         """Validate greedily where it is due: before training, every n steps and at the end."""
