@@ -113,6 +113,8 @@ class Codec:
         self._marker = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
         self._reply: tuple[str, str] | None = None
         self.completion = lru_cache(maxsize=8)(self._completion)
+        # an observation is measured before it is encoded, and siblings often see the same passages
+        self._encode = lru_cache(maxsize=4096)(self._encode_anew)
 
     @classmethod
     def load(cls, path: str | Path) -> Codec:
@@ -191,7 +193,7 @@ class Codec:
         before, after = whole[len(head):].split(reply)
         return before, after
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode_anew(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _neutral(self, text: str) -> str:

@@ -209,8 +209,9 @@ class _Turns:
         """Give the places of finished rows to the last going ones; the order in which they stand then."""
         order = np.arange(self._active)
         if len(live) < self._active:
-            finished = np.setdiff1d(order, live, assume_unique=True)
-            left, right = finished[finished < len(live)], live[live >= len(live)]
+            finished = np.ones(len(live), np.bool_)  # of the places that are kept
+            finished[live[live < len(live)]] = False
+            left, right = np.flatnonzero(finished), live[live >= len(live)]
             order[left], order[right] = right, left
             used = int(self._context_R.max()) + self._t - 1
             target, source = torch.from_numpy(np.stack([np.r_[left, right], np.r_[right, left]]))
