@@ -163,6 +163,7 @@ def save(table: Table, folder: Path) -> list[Path]:
 
 _TEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
         "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "†": r"$^{\dagger}$",
+        "‡": r"$^{\ddagger}$",
         "*": r"$^{\ast}$", "λ": r"$\lambda$", "×": r"$\times$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "–": "--",
         "≥": r"$\geq$", "≤": r"$\leq$", "→": r"$\rightarrow$"}
 

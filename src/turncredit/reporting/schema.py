@@ -51,6 +51,7 @@ class Schema:
     after_start: frozenset[str] = frozenset()
 
 
+_ROUNDING = 1e-9  # a mean of ones may come out as 1 and a bit
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError)
 
 RUN = {"experiment": Kind.NAME, "arm": Kind.NAME, "seed": Kind.COUNT}
@@ -138,7 +139,7 @@ def _parse(cells: pd.DataFrame, name: str, kind: Kind, schema: Schema, path: Pat
         may_be_empty = np.full(len(text), optional) if exempt is None or optional else exempt
         wrong = ~np.isfinite(values) & ~(empty & may_be_empty)
         if kind in (Kind.RATE, Kind.OPTIONAL_RATE):
-            wrong |= (values < 0) | (values > 1)
+            wrong |= (values < -_ROUNDING) | (values > 1 + _ROUNDING)
         if kind is Kind.COUNT:
             wrong |= (values < 0) | (values % 1 > 0)
     if wrong.any():

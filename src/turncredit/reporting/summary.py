@@ -69,7 +69,7 @@ def headline(entries: Sequence[Entry], scale: Scale) -> str:
     """The lines that ``make reproduce`` ends with: numbers beside the reported ones, and the verdicts."""
     rows = [(label, entry.reported, entry.shown) for label, entry in _headlines(entries) if entry.ours is not None]
     width = max((len(label) for label, *_ in rows), default=0)
-    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]; not comparable (other policy, other data)"]
+    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]; not comparable: other policy, data"]
     lines += [f"  {label:<{width}}  {reported:>7} | {ours}" for label, reported, ours in rows]
     lines.append("claims of the paper, tested on these runs:")
     for entry in entries:

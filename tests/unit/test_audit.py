@@ -1,0 +1,255 @@
+"""The audit: verdicts follow the intervals, every claim and number has its row, and nothing is made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests import synthetic_runs as synthetic
+from turncredit.config import load_scale
+from turncredit.errors import DataError
+from turncredit.reporting import statistics
+from turncredit.reporting.audit import Entry, audit, frame
+from turncredit.reporting.claims import Comparison, claim_verdict, collapsed, compare, decide, tally
+from turncredit.reporting.reported import ClaimTest, Reported, read_reported
+from turncredit.reporting.scores import ArmRuns, Results
+from turncredit.reporting.statistics import Estimate
+from turncredit.reporting.summary import BEGIN, END, HEADLINES, headline, markdown, readme_section, save, update_readme
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "paper_tables/reported"
+
+
+@pytest.fixture(scope="module")
+def reported() -> Reported:
+    return read_reported(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return synthetic.results(tmp_path_factory.mktemp("runs"), {**synthetic.ALL, "search": 6})
+
+
+@pytest.fixture(scope="module")
+def entries(results: Results, reported: Reported) -> list[Entry]:
+    return audit(results.runs, results.scale, reported)
+
+
+def test(**changes: object) -> ClaimTest:
+    base = ClaimTest(1, "a", "says", "search", "final", ("answer_correct",), ("MT-PPO",), ("PPO-OR",), "all",
+                     None, None, "greater", 0.0, "")
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+test.__test__ = False  # type: ignore[attr-defined]
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("low", "high", "direction", "threshold", "verdict"), [
+    (0.1, 0.3, "greater", 0, "supported"), (-0.3, -0.1, "greater", 0, "contradicted"),
+    (-0.1, 0.3, "greater", 0, "inconclusive"),
+    (0.0, 0.3, "greater", 0, "inconclusive"), (0.0, 0.0, "greater", 0, "inconclusive"),
+    (-0.3, -0.1, "less", 0, "supported"), (0.1, 0.3, "less", 0, "contradicted"), (0.5, 0.9, "less", 1, "supported"),
+    (-0.01, 0.3, "greater", -0.02, "supported"), (-0.3, -0.03, "greater", -0.02, "contradicted"),
+    (-0.04, 0.04, "similar", 0.05, "supported"), (0.06, 0.09, "similar", 0.05, "contradicted"),
+    (-0.09, -0.06, "similar", 0.05, "contradicted"), (0.01, 0.09, "similar", 0.05, "inconclusive"),
+    (None, None, "greater", 0, "inconclusive")])
+def test_a_verdict_is_where_the_interval_lies(low: float | None, high: float | None, direction: str, threshold: float,
+                                              verdict: str) -> None:
+    assert decide(Estimate(0.0, low, high, (3, 3)), direction, threshold) == verdict
+
+
+def test_a_claim_needs_all_its_comparisons() -> None:
+    def made(*verdicts: str) -> list[Comparison]:
+        return [Comparison(test(statistic="none" if v == "out" else "final"), "", "", "", "", None,
+                           "not run" if v == "out" else v, "", "") for v in verdicts]  # type: ignore[arg-type]
+
+    assert claim_verdict(made("supported", "supported")) == "supported"
+    assert claim_verdict(made("supported", "inconclusive")) == "inconclusive"
+    assert claim_verdict(made("supported", "contradicted", "inconclusive")) == "contradicted"
+    assert claim_verdict(made("supported", "not run")) == "inconclusive"  # runs are missing
+    assert claim_verdict(made("supported", "out")) == "supported"  # a method that no run could test here
+    assert claim_verdict(made("not run", "out")) == claim_verdict(made("out")) == "not run"
+    assert tally(made("supported", "supported", "not run")) == "2 supported, 1 not run"
+
+
+# --- statistics of the claims, by hand -------------------------------------------------------------------------------
+
+def arm_with(curve_S_T: np.ndarray, column: str = "validation_facts_answer_correct") -> ArmRuns:
+    seeds, steps = curve_S_T.shape
+    metrics = pd.DataFrame({"seed": np.repeat(np.arange(seeds), steps), "step": np.tile(np.arange(steps), seeds),
+                            column: curve_S_T.ravel(), "questions": 2})
+    return ArmRuns("search", "MT-PPO", metrics, pd.DataFrame({"seed": np.arange(seeds)}), "fresh")
+
+
+def test_a_collapse_is_a_large_fall_to_under_half() -> None:
+    curves = np.array([[0.1, 0.8, 0.1], [0.1, 0.8, 0.5], [0.1, 0.15, 0.06], [0.0, 0.0, 0.0]])
+    assert collapsed(arm_with(curves), "answer_correct", ["facts"])[:, 0].tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("changes", "expected"), [
+    ({"statistic": "training", "first": (0.5, 1.0)}, (3 + 4 + 5) / 3 - (2 + 2 + 2) / 3),
+    ({"statistic": "fall", "first": (0.0, 0.2), "second": (0.5, 1.0)}, ((0 + 1) / 2 - 4) - 0),
+    ({"statistic": "per_question"}, 15 / 12 - 12 / 12)])
+def test_windows_by_hand(monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], expected: float) -> None:
+    rising, flat = np.tile(np.arange(6.0), (2, 1)), np.full((2, 6), 2.0)
+    arms = {"MT-PPO": arm_with(rising, "turns_mean"), "PPO-OR": arm_with(flat, "turns_mean")}
+    monkeypatch.setattr(Results, "arm", lambda self, experiment, arm: arms[arm])
+    found = compare(test(metrics=("turns_mean",), datasets="", **changes), Results(synthetic.scale(), {}))
+    assert found[0].estimate is not None
+    assert found[0].estimate.value == pytest.approx(expected)
+
+
+def test_the_drop_is_best_less_last_and_a_gap_is_between_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts, bridge = np.array([[0.2, 0.9, 0.7], [0.2, 0.8, 0.8]]), np.array([[0.2, 0.6, 0.1], [0.2, 0.5, 0.4]])
+    arm = arm_with(facts)
+    arm = replace(arm, metrics=arm.metrics.assign(validation_bridge_answer_correct=bridge.ravel()))
+    monkeypatch.setattr(Results, "arm", lambda self, experiment, name: arm)
+    line = test(statistic="drop", arms_b=(), datasets="bridge-facts")
+    found = compare(line, Results(synthetic.scale(), {}))
+    assert found[0].estimate is not None
+    assert found[0].estimate.value == pytest.approx(((0.5 - 0.2) + (0.1 - 0.0)) / 2)
+
+
+def test_a_line_stands_for_every_combination(results: Results) -> None:
+    found = compare(test(metrics=("answer_correct", "f1"), arms_b=("PPO-OR", "PPO-MR"), datasets="each"), results)
+    assert len(found) == 2 * 2 * 5
+    one = next(c for c in found if (c.metric, c.arm_b, c.dataset) == ("f1", "PPO-MR", "chain"))
+    a, b = results.arm("search", "MT-PPO"), results.arm("search", "PPO-MR")
+    assert a is not None
+    assert b is not None
+    assert one.estimate == statistics.difference(a.final("f1", ["chain"]), b.final("f1", ["chain"]))
+
+
+def test_what_cannot_be_measured_is_not_run_with_its_reason(results: Results) -> None:
+    found = compare(test(statistic="validation", datasets="facts", first=(0.01, 0.02)), results)
+    assert found[0].verdict == "not run"
+    assert "no step between" in found[0].note
+    found = compare(test(datasets="sokoban"), results)
+    assert "no data set sokoban" in found[0].note
+    with pytest.raises(DataError, match="did you mean 'final'"):
+        compare(test(statistic="finall"), results)
+
+
+# --- the files of the paper ------------------------------------------------------------------------------------------
+
+def test_every_claim_has_a_test_that_this_scale_can_run(reported: Reported) -> None:
+    scale = load_scale("mini", ROOT / "config")
+    assert [claim.claim_id for claim in reported.claims] == list(range(1, 25))
+    for line in reported.tests:
+        if line.statistic not in ("none", "construction"):
+            arms = scale.experiments[line.experiment].arms
+            assert set(line.arms_a) | set(line.arms_b) <= set(arms), line
+            assert line.direction, line
+        else:
+            assert line.note, line
+
+
+def test_what_holds_by_construction_names_a_test_that_is_there(reported: Reported) -> None:
+    named = [line.note for line in reported.tests if line.statistic == "construction"]
+    assert len(named) == 2
+    for note in named:
+        file, _, function = note.partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text()
+
+
+@pytest.mark.parametrize(("file", "old", "new", "words"), [
+    ("table2.csv", ",0.177,", ",0.17.7,", "'0.17.7' is no number"),
+    ("table2.csv", "value_id,", "id,", "'value_id' is missing"),
+    ("table5.csv", "TriviaQA two-turn,", "TriviaQA three-turn,", "did you mean 'TriviaQA two-turn'"),
+    ("claims.csv", "\n2,", "\n1,", "'1' stands twice"),
+    ("claim_tests.csv", "greater", "grater", "did you mean 'greater'"),
+    ("claims.csv", "\n24,", "\n25,", "claim 24")])
+def test_a_fault_in_the_papers_files_is_named(tmp_path: Path, file: str, old: str, new: str, words: str) -> None:
+    for path in FOLDER.glob("*.csv"):
+        (tmp_path / path.name).write_text(path.read_text())
+    text = (tmp_path / file).read_text()
+    assert old in text
+    (tmp_path / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError) as error:
+        read_reported(tmp_path)
+    assert words in str(error.value)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+def test_every_reported_number_and_every_claim_has_one_row(entries: list[Entry], reported: Reported) -> None:
+    values = [e for e in entries if e.kind == "value"]
+    assert [e.id for e in values] == [v.value_id for v in reported.values if v.value is not None]
+    assert {e.verdict for e in values} == {"not comparable"}
+    assert [e.id for e in entries if e.kind == "claim"] == [str(n) for n in range(1, 25)]
+    assert set(HEADLINES) <= {e.id for e in values}
+
+
+def test_an_analogue_is_our_number_and_is_named(entries: list[Entry], results: Results) -> None:
+    found = {e.id: e for e in entries}
+    arm = results.arm("search", "PPO-MR")
+    assert arm is not None
+    out = found["t2-ppo-mr-search-r1-musique-answer-correct"]
+    assert out.ours == pytest.approx(arm.final("answer_correct", results.scale.world.out_of_domain).mean(), abs=1e-9)
+    assert "out-of-domain" in out.note
+    facts = arm.final("answer_correct", ["facts"]).mean()
+    assert found["t2-ppo-mr-search-r1-nq-answer-correct"].ours == pytest.approx(facts)
+    assert found["t2-ppo-otc-nq-answer-correct"].ours is None
+    assert found["t2-qwen2-5-7b-base-nq-answer-correct"].seeds == "1"
+    one, two = (results.arm("two_turn", name) for name in ("MT-GRPO", "GRPO-MR"))
+    assert one is not None
+    assert two is not None
+    means = [arm.final("component_exact_match", ["facts"]).mean() for arm in (one, two)]
+    gap = found["e4-mt-grpo-minus-grpo-mr-exact-match-difference"]
+    assert gap.ours == pytest.approx(means[0] - means[1], abs=1e-9)
+
+
+def verdict(entries: list[Entry], part: str) -> str:
+    """Of the first comparison of a claim's part."""
+    return next(e for e in entries if e.kind == "comparison" and e.id == part).verdict
+
+
+def test_clear_differences_are_seen_in_both_directions(results: Results, reported: Reported,
+                                                       entries: list[Entry]) -> None:
+    assert verdict(entries, "14a") == "contradicted"  # tools are executed in six of ten episodes
+    assert verdict(entries, "12a") == "supported"
+    search = results.runs["search"]
+    renamed = {"MT-PPO": "PPO-OR", "PPO-OR": "MT-PPO"}
+    turned = replace(search, evaluation=search.evaluation.assign(arm=search.evaluation["arm"].replace(renamed)))
+    other = audit({**results.runs, "search": turned}, results.scale, reported)
+    assert verdict(other, "12a") == "contradicted"
+
+
+def test_without_runs_nothing_is_claimed(reported: Reported) -> None:
+    found = audit({}, synthetic.scale(), reported)
+    claims = {e.id: e.verdict for e in found if e.kind == "claim"}
+    assert claims.pop("19") == "supported"  # an identity
+    assert claims.pop("17") == "inconclusive"  # half of it is
+    assert set(claims.values()) == {"not run"}
+    assert all(e.ours is None for e in found)
+
+
+def test_page_terminal_and_readme_say_the_same(entries: list[Entry], results: Results, tmp_path: Path) -> None:
+    page, lines, section = (function(entries, results.scale) for function in (markdown, headline, readme_section))
+    best = next(e for e in entries if e.id == "t2-mt-ppo-average-answer-correct")
+    for text in (page, lines, section):
+        assert f"0.447 | {best.shown}" in text
+        assert "not comparable" in text.lower()
+    save(entries, results.scale, tmp_path)
+    kept = pd.read_csv(tmp_path / "audit.csv", keep_default_na=False)
+    assert kept["verdict"].tolist() == frame(entries)["verdict"].tolist()
+    assert (tmp_path / "audit.md").read_text() == page
+
+
+def test_the_readme_changes_between_its_markers_only(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    update_readme(path, "| new |")
+    assert path.read_text() == f"before\n{BEGIN}\n\n| new |\n\n{END}\nafter\n"
+    update_readme(path, "| new |")
+    assert path.read_text().count("| new |") == 1
+    path.write_text("no markers")
+    with pytest.raises(DataError, match="markers"):
+        update_readme(path, "x")
+    assert path.read_text() == "no markers"

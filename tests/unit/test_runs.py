@@ -1,0 +1,266 @@
+"""Run files are refused with the file, row, column and remedy; what is collected is what was written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests import synthetic_runs as synthetic
+from turncredit.errors import ConfigError, DataError
+from turncredit.reporting.runs import collect, read_collected, read_folders
+from turncredit.reporting.scores import Results, seed_counts, sources
+
+SCALE = synthetic.scale()
+FILES = ("metrics.csv", "evaluation.csv.gz", "manifests.json")
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[Path]:
+    """Two finished runs of search."""
+    return [synthetic.write_run(tmp_path / "runs", SCALE.run("search", arm, 0), SCALE) for arm in ("PPO-OR", "MT-PPO")]
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return synthetic.results(tmp_path_factory.mktemp("all"), {"search": 2, "ablation": 2, "base": 1})
+
+
+def test_collected_cells_are_the_runs_own(pair: list[Path], tmp_path: Path) -> None:
+    collect("search", pair, tmp_path / "search", SCALE)
+    runs = read_collected(tmp_path / "search", "fresh", SCALE)
+    for folder, arm in zip(pair, ("PPO-OR", "MT-PPO"), strict=True):
+        written = pd.read_csv(folder / "evaluation.csv", keep_default_na=False)
+        kept = runs.evaluation[runs.evaluation["arm"] == arm].reset_index(drop=True)
+        pd.testing.assert_frame_equal(kept[written.columns.tolist()], written, check_dtype=False)
+    assert set(runs.evaluation["prediction"]) == {"NA", ""}  # a country's code is no missing value
+    assert runs.manifests["MT-PPO/seed-0"]["seed"] == 0
+
+
+def test_the_order_of_the_runs_changes_no_byte(pair: list[Path], tmp_path: Path) -> None:
+    collect("search", pair, tmp_path / "a", SCALE)
+    collect("search", pair[::-1], tmp_path / "b", SCALE)
+    for file in FILES:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    assert (tmp_path / "a" / FILES[1]).read_bytes()[4:8] == b"\0\0\0\0"  # no time in the gzip header
+
+
+def test_an_arm_that_is_the_same_as_another_is_collected_under_its_own_name(everything: Results) -> None:
+    assert set(everything.runs["ablation"].evaluation["arm"]) == set(SCALE.experiments["ablation"].arms)
+    assert everything.runs["ablation"].manifests["lambda-0.1/seed-1"]["config"]["arm"] == "MT-PPO"
+    shared, own = everything.arm("ablation", "lambda-0.1"), everything.arm("search", "MT-PPO")
+    assert shared is not None
+    assert own is not None
+    assert (shared.final("answer_correct", ["facts"]) == own.final("answer_correct", ["facts"])).all()
+
+
+def test_an_arm_that_the_experiment_lacks_is_read_where_same_as_says(everything: Results) -> None:
+    only_search = Results(SCALE, {"search": everything.runs["search"]})
+    found = only_search.arm("ablation", "lambda-0.1")
+    assert found is not None
+    assert found.arm == "MT-PPO"
+    assert only_search.arm("ablation", "lambda-0.0") is None
+    lacking = only_search.missing("ablation", ["lambda-0.1", "lambda-0.0"])
+    assert lacking == ["lambda-0.1 2 of 3 seeds", "lambda-0.0 not run"]
+
+
+def test_scores_by_hand(everything: Results) -> None:
+    found = everything.arm("search", "PPO-MR")
+    assert found is not None
+    rows = everything.runs["search"].evaluation
+    rows = rows[(rows["arm"] == "PPO-MR") & (rows["seed"] == 1)]
+    expected = rows[rows["dataset"] == "chain"]["f1"].mean()
+    assert found.final("f1", ["facts", "chain"])[1, 1] == pytest.approx(expected)
+    assert found.final("turn_limit", ["facts"])[1, 0] == pytest.approx(
+        (rows[rows["dataset"] == "facts"]["stop_reason"] == "turn_limit").mean())
+    assert found.final_by_hops("f1", multi=False)[1, 0] == pytest.approx(rows[rows["hops"] == 1]["f1"].mean())
+    steps, curve = found.curve("validation_facts_answer_correct")
+    assert steps.tolist() == list(range(0, synthetic.STEPS + 1, synthetic.EVERY))
+    assert curve.shape == (2, len(steps))
+    assert not np.isnan(curve).any()
+
+
+def test_untrained_policies_are_read_by_the_task_they_played(everything: Results) -> None:
+    for experiment in ("search", "two_turn"):
+        found = everything.base("base", experiment)
+        assert found is not None
+        assert len(found.evaluation) == 5 * synthetic.QUESTIONS
+    assert everything.base("closed_book", "search") is None
+
+
+def test_sampled_episodes_are_in_no_score(everything: Results) -> None:
+    found = everything.arm("search", "PPO-OR")
+    assert found is not None
+    sampled = found.evaluation.assign(decoding="sampled", answer_correct=1.0)
+    both = type(found)(found.experiment, found.arm, found.metrics, pd.concat([found.evaluation, sampled]), found.source)
+    assert (both.final("answer_correct", ["facts"]) == found.final("answer_correct", ["facts"])).all()
+
+
+def test_words_about_sources_and_seeds(everything: Results) -> None:
+    one, two = everything.arm("search", "PPO-OR"), everything.arm("ablation", "turns-5")
+    assert one is not None
+    assert two is not None
+    shipped = type(two)(two.experiment, two.arm, two.metrics, two.evaluation, "shipped")
+    assert sources([one, None]) == "fresh"
+    assert sources([one, shipped]) == "fresh: search; shipped: ablation"
+    assert sources([]) == "not run"
+    assert seed_counts([one, None]) == "2"
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+def edit(column: str, row: int, value: object, file: str = "metrics.csv") -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        cells = pd.read_csv(folder / file, dtype=str, keep_default_na=False)
+        cells.loc[row, column] = str(value)
+        cells.to_csv(folder / file, index=False)
+    return change
+
+
+def drop(column: str, file: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        cells = pd.read_csv(folder / file, dtype=str, keep_default_na=False)
+        cells.drop(columns=column).to_csv(folder / file, index=False)
+    return change
+
+
+def repeat_row(folder: Path) -> None:
+    cells = pd.read_csv(folder / "evaluation.csv", dtype=str, keep_default_na=False)
+    pd.concat([cells, cells.iloc[[3]]]).to_csv(folder / "evaluation.csv", index=False)
+
+
+def cut_rows(folder: Path) -> None:
+    cells = pd.read_csv(folder / "metrics.csv", dtype=str, keep_default_na=False)
+    cells.iloc[:-2].to_csv(folder / "metrics.csv", index=False)
+
+
+def ask_another_question(folder: Path) -> None:
+    edit("question_id", 0, "facts-test-999", "evaluation.csv")(folder)
+
+
+def manifest(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "manifest.json").read_text()) | changes
+        (folder / "manifest.json").write_text(json.dumps(content))
+    return change
+
+
+@pytest.mark.parametrize(("fault", "words"), [
+    (edit("answer_correct", 4, ""), ["metrics.csv", "row 5", "'answer_correct'", "is empty"]),
+    (edit("answer_correct", 4, "nan"), ["row 5", "'answer_correct'", "'nan'"]),
+    (edit("reward_total", 4, "inf"), ["row 5", "'reward_total'", "'inf'"]),
+    (edit("format_correct", 4, "1.5"), ["'format_correct'", "'1.5'", "from 0 to 1"]),
+    (edit("turns_mean", 4, "two"), ["'turns_mean'", "'two'"]),
+    (edit("facts_answer_correct", 4, "1_0"), ["'facts_answer_correct'", "'1_0'"]),
+    (edit("question_id", 4, "", "evaluation.csv"), ["evaluation.csv", "row 5", "'question_id'", "is empty"]),
+    (edit("hops", 4, "1.5", "evaluation.csv"), ["'hops'", "whole number"]),
+    (drop("retrieval_correct", "metrics.csv"), ["metrics.csv", "'retrieval_correct'", "missing"]),
+    (drop("decoding", "evaluation.csv"), ["evaluation.csv", "'decoding'", "missing"]),
+    (repeat_row, ["evaluation.csv", "row 101", "repeats", "facts-test-3"]),
+    (edit("step", 4, "3"), ["row 5", "repeats", "step = 3"]),
+    (cut_rows, ["metrics.csv", "'step'", f"{synthetic.STEPS} steps"]),
+    (ask_another_question, ["different questions", "facts-test"]),
+    (manifest(ended=None), ["manifest.json", "not finished"]),
+    (manifest(config_sha256="0" * 64), ["manifest.json", "config_sha256"]),
+    (manifest(config={}), ["manifest.json", "config"]),
+    (manifest(evaluation_ids_sha256="2" * 64), ["evaluation_ids_sha256"]),
+    (lambda folder: (folder / "metrics.csv").unlink(), ["metrics.csv", "no such file"]),
+    (lambda folder: (folder / "metrics.csv").write_text(""), ["metrics.csv", "not a readable CSV"]),
+    (lambda folder: (folder / "manifest.json").write_text("{"), ["manifest.json", "JSON"]),
+])
+def test_a_fault_is_named_and_nothing_is_written(pair: list[Path], tmp_path: Path, fault: Callable[[Path], None],
+                                                 words: list[str]) -> None:
+    fault(pair[0])
+    with pytest.raises(DataError) as error:
+        collect("search", pair, tmp_path / "search", SCALE)
+    for word in words:
+        assert word in str(error.value)
+    assert error.value.remedy
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_mean_of_ones_with_a_rounding_error_is_a_rate(pair: list[Path], tmp_path: Path) -> None:
+    edit("format_correct", 4, "1.0000000000000002")(pair[0])
+    collect("search", pair, tmp_path / "search", SCALE)
+
+
+def test_a_run_of_another_configuration_is_refused(pair: list[Path], tmp_path: Path) -> None:
+    collect("search", pair, tmp_path / "search", SCALE)
+    search = SCALE.experiments["search"]
+    training = search.training.model_copy(update={"learning_rate": 0.5})
+    changed = SCALE.model_copy(update={"experiments": {
+        **SCALE.experiments, "search": search.model_copy(update={"training": training})}})
+    for act in (lambda: collect("search", pair, tmp_path / "again", changed),
+                lambda: read_collected(tmp_path / "search", "shipped", changed)):
+        with pytest.raises(DataError, match=r"training\.learning_rate = .*the configuration says 0\.5"):
+            act()
+    read_collected(tmp_path / "search", "shipped")  # without a configuration there is nothing to compare
+
+
+def test_threads_and_device_are_no_science(pair: list[Path], tmp_path: Path) -> None:
+    collect("search", pair, tmp_path / "search", SCALE)
+    read_collected(tmp_path / "search", "fresh", SCALE.model_copy(update={"threads": 7, "device": "cuda"}))
+
+
+def test_runs_that_do_not_belong_are_refused(pair: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a second time"):
+        collect("search", [*pair, pair[0]], tmp_path / "x", SCALE)
+    with pytest.raises(DataError, match="no arm of two_turn"):
+        collect("two_turn", pair, tmp_path / "x", SCALE)
+    with pytest.raises(DataError, match="no runs"):
+        collect("search", [], tmp_path / "x", SCALE)
+    with pytest.raises(ConfigError, match="did you mean 'search'"):
+        collect("serch", pair, tmp_path / "x", SCALE)
+    moved = pair[0].rename(pair[0].with_name("seed-7"))
+    with pytest.raises(DataError, match="not of this folder"):
+        collect("search", [moved], tmp_path / "x", SCALE)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda folder: (folder / FILES[1]).write_bytes((folder / FILES[1]).read_bytes()[:200]),
+    lambda folder: (folder / FILES[1]).write_bytes(b"no gzip"),
+    lambda folder: (folder / FILES[0]).unlink(),
+    lambda folder: (folder / FILES[2]).write_text("{}"),
+])
+def test_damaged_collected_files_are_refused(pair: list[Path], tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder = tmp_path / "search"
+    collect("search", pair, folder, SCALE)
+    damage(folder)
+    with pytest.raises(DataError, match="search"):
+        read_collected(folder, "fresh", SCALE)
+
+
+def test_folders_say_whose_runs_they_hold(pair: list[Path], tmp_path: Path) -> None:
+    fresh, shipped = tmp_path / "results/mini/search", tmp_path / "results/shipped/mini/search"
+    for folder in (fresh, shipped):
+        collect("search", pair, folder, SCALE)
+    assert read_folders([fresh], SCALE)["search"].source == "fresh"
+    assert read_folders([shipped], SCALE)["search"].source == "shipped"
+    with pytest.raises(DataError, match="a second folder"):
+        read_folders([fresh, shipped], SCALE)
+
+
+def test_a_newer_key_takes_its_default_in_an_older_run(pair: list[Path], tmp_path: Path) -> None:
+    """A key added to the configuration later does not make shipped runs unreadable."""
+    import hashlib
+
+    for folder in pair:
+        content = json.loads((folder / "manifest.json").read_text())
+        del content["config"]["training"]["alpha"]
+        written = {k: v for k, v in content["config"].items() if k not in ("device", "threads")}
+        content["config_sha256"] = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(content))
+    collect("search", pair, tmp_path / "search", SCALE)
+
+
+def test_gzip_holds_plain_csv(pair: list[Path], tmp_path: Path) -> None:
+    collect("search", pair, tmp_path / "search", SCALE)
+    first = gzip.decompress((tmp_path / "search" / FILES[1]).read_bytes()).decode().splitlines()[0]
+    assert first.startswith("experiment,arm,seed,dataset,question_id,hops,prediction,answer_correct,f1,")
+
+

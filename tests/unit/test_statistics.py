@@ -1,0 +1,199 @@
+"""Intervals hold what they promise, equal what a hand computes, and do not depend on anything else."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from turncredit.reporting import statistics
+from turncredit.reporting.statistics import Array, Estimate
+
+PAIR = st.lists(st.floats(0, 1).map(lambda x: round(x, 3)), min_size=2, max_size=2)
+SCORES = st.lists(PAIR, min_size=2, max_size=6).map(np.array)
+
+
+def covers(found: Estimate, truth: float) -> bool:
+    assert found.low is not None
+    assert found.high is not None
+    return found.low <= truth <= found.high
+
+
+# --- coverage --------------------------------------------------------------------------------------------------------
+
+def seeds_that_collapse(rng: np.random.Generator, seeds: int) -> Array:
+    """One run in five is 0.5 lower; two data sets move together. Mean 0.6."""
+    collapsed = rng.random((seeds, 1)) < 0.2
+    return 0.7 - 0.5 * collapsed + rng.normal(0, 0.05, (seeds, 1)) + rng.normal(0, 0.02, (seeds, 2))
+
+
+def normal_scores(rng: np.random.Generator, seeds: int) -> Array:
+    return 0.6 + rng.normal(0, 0.05, (seeds, 1)) + rng.normal(0, 0.02, (seeds, 2))
+
+
+@pytest.mark.parametrize(("draw", "seeds", "least", "most"), [
+    (normal_scores, 10, 0.91, 0.99), (normal_scores, 5, 0.92, 1.0), (normal_scores, 3, 0.84, 1.0),
+    (seeds_that_collapse, 10, 0.90, 0.99)])
+def test_a_difference_of_arms_is_covered(draw, seeds: int, least: float, most: float) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    hits = np.mean([covers(statistics.difference(draw(rng, seeds), draw(rng, seeds)), 0.0) for _ in range(250)])
+    assert least <= hits <= most
+
+
+def test_three_seeds_of_one_arm_cover_in_three_of_four_cases_as_the_tables_say() -> None:
+    rng = np.random.default_rng(1)
+    hits = np.mean([covers(statistics.mean(normal_scores(rng, 3)), 0.6) for _ in range(400)])
+    assert 0.68 <= hits <= 0.82
+
+
+def test_the_ratio_of_standard_deviations_is_covered() -> None:
+    rng = np.random.default_rng(2)
+    found = [statistics.ratio_of_sds(2 * normal_scores(rng, 10), normal_scores(rng, 10)) for _ in range(250)]
+    hits = np.mean([covers(estimate, 2.0) for estimate in found])
+    assert 0.92 <= hits <= 1.0
+
+
+def test_datasets_of_one_policy_are_not_drawn_apart() -> None:
+    """Scores that move together: drawing each data set apart would halve the interval of their mean."""
+    together = np.random.default_rng(3).normal(0.5, 0.1, (10, 1)) @ np.ones((1, 4))
+    apart = np.random.default_rng(3).normal(0.5, 0.1, (10, 4))
+    samples = {"together": together, "one": together[:, :1], "apart": apart}
+    found = {name: statistics.mean(sample) for name, sample in samples.items()}
+    width = {name: estimate.high - estimate.low for name, estimate in found.items()}  # type: ignore[operator]
+    assert width["together"] == pytest.approx(width["one"])
+    assert width["apart"] < 0.75 * width["together"]
+
+
+# --- by hand, and against scipy --------------------------------------------------------------------------------------
+
+def test_values_by_hand() -> None:
+    a, b = np.array([[0.2, 0.4], [0.4, 0.6]]), np.array([[0.1, 0.1], [0.3, 0.5]])
+    assert statistics.mean(a).value == pytest.approx(0.4)
+    assert statistics.difference(a, b).value == pytest.approx(0.4 - 0.25)
+    # first data set: 0.2 > 0.1, 0.2 < 0.3, 0.4 > both; second: 0.4 > 0.1, 0.4 < 0.5, 0.6 > both
+    assert statistics.probability_of_improvement(a, b).value == pytest.approx(6 / 8)
+    assert statistics.ratio_of_sds(a, b).value == pytest.approx(math.sqrt((0.02 + 0.02) / (0.02 + 0.08)))
+    assert statistics.contrast([a, b, b, a], [1, -1, -1, 1]).value == pytest.approx(2 * (0.4 - 0.25))
+
+
+def test_the_interquartile_mean_cuts_a_quarter_at_each_end() -> None:
+    score = np.array([[0.0], [0.1], [0.2], [0.3], [0.4], [0.5], [0.6], [9.0]])
+    assert statistics.iqm(score).value == pytest.approx(stats.trim_mean(score[:, 0], 0.25))
+    assert statistics.iqm(score[:3]).value == pytest.approx((0.25 * 0.0 + 0.1 + 0.25 * 0.2) / 1.5)
+
+
+def test_the_interval_of_many_seeds_is_scipys() -> None:
+    score = np.random.default_rng(4).gamma(2.0, size=(60, 1))
+    theirs = stats.bootstrap((score[:, 0],), np.mean, method="percentile", n_resamples=20000, rng=5).confidence_interval
+    ours = statistics.mean(score)
+    assert ours.low == pytest.approx(theirs.low, abs=0.03)
+    assert ours.high == pytest.approx(theirs.high, abs=0.03)
+
+
+@pytest.mark.parametrize(("successes", "seeds"), [(0, 3), (3, 3), (2, 10), (9, 10)])
+def test_shares_have_wilsons_interval(successes: int, seeds: int) -> None:
+    theirs = stats.binomtest(successes, seeds).proportion_ci(method="wilson")
+    ours = statistics.share(successes, seeds)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
+
+
+def test_newcombes_interval_of_a_published_example() -> None:
+    found = statistics.share_difference((56, 70), (48, 80))  # Newcombe 1998, table II, case (a)
+    assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+
+
+# --- invariances -----------------------------------------------------------------------------------------------------
+
+@settings(max_examples=25, deadline=None)
+@given(SCORES, SCORES, st.randoms())
+def test_the_order_of_runs_changes_no_digit(a: Array, b: Array, random) -> None:  # type: ignore[no-untyped-def]
+    shuffled = a[random.sample(range(len(a)), len(a))]
+    for function in (statistics.difference, statistics.probability_of_improvement, statistics.ratio_of_sds):
+        assert repr(function(a, b)) == repr(function(shuffled, b))
+    assert statistics.iqm(a) == statistics.iqm(shuffled)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCORES, SCORES)
+def test_swapping_two_arms_turns_the_interval_round(a: Array, b: Array) -> None:
+    one, other = statistics.difference(a, b), statistics.difference(b, a)
+    assert one.seeds == other.seeds[::-1]
+    assert one.value == -other.value
+    if a.tolist() != b.tolist():
+        assert (one.low, one.high) == (-other.high, -other.low)  # type: ignore[operator]
+    forth, back = statistics.ratio_of_sds(a, b), statistics.ratio_of_sds(b, a)
+    if forth.low and back.high and math.isfinite(back.high):
+        assert forth.low * back.high == pytest.approx(1, rel=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SCORES, SCORES)
+def test_the_value_is_inside_its_interval_and_a_shift_of_both_arms_cancels(a: Array, b: Array) -> None:
+    found = statistics.difference(a, b)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= found.value <= found.high
+    moved = statistics.difference(a + 1, b + 1)
+    assert (moved.low, moved.high) == pytest.approx((found.low, found.high), abs=1e-9)
+
+
+def test_equal_scores_are_no_evidence_of_a_difference() -> None:
+    same = statistics.difference(np.full((3, 2), 0.1), np.full((10, 2), 0.1))
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+
+
+def test_a_single_seed_has_no_interval() -> None:
+    one, many = np.array([[0.5, 0.7]]), np.array([[0.5, 0.5], [0.7, 0.8]])
+    for found in (statistics.mean(one), statistics.iqm(one), statistics.difference(many, one),
+                  statistics.probability_of_improvement(one, many), statistics.ratio_of_sds(many, one)):
+        assert found.low is None
+        assert found.high is None
+
+
+def test_a_ratio_without_spread_is_not_invented() -> None:
+    flat, wide = np.full((4, 1), 0.3), np.array([[0.1], [0.2], [0.3], [0.4]])
+    assert math.isnan(statistics.ratio_of_sds(flat, flat).value)
+    assert statistics.ratio_of_sds(flat, wide).value == 0
+    assert statistics.ratio_of_sds(wide, flat).value == math.inf
+    assert statistics.ratio_of_sds(wide, flat).low is None
+
+
+def test_no_global_generator_and_no_input_is_touched() -> None:
+    np.random.seed(7)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    a, b = np.array([[0.4, 0.1], [0.2, 0.9]]), np.array([[0.5, 0.3], [0.1, 0.2], [0.0, 0.6]])
+    copies = a.copy(), b.copy()
+    for function in (statistics.difference, statistics.probability_of_improvement, statistics.ratio_of_sds):
+        assert function(a, b) == function(a, b)
+    assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
+    assert (a == copies[0]).all()
+    assert (b == copies[1]).all()
+
+
+def test_a_missing_score_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        statistics.mean(np.array([[0.1], [math.nan]]))
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+def test_bands_by_hand_with_a_missing_value() -> None:
+    curve = np.array([[0.0, 1.0, math.nan], [1.0, 2.0, 4.0], [2.0, math.nan, math.nan]])
+    sd, minmax = statistics.band(curve, "sd"), statistics.band(curve, "minmax")
+    assert sd.mean_T.tolist() == minmax.mean_T.tolist() == [1.0, 1.5, 4.0]
+    assert sd.seeds_T.tolist() == [3, 2, 1]
+    assert sd.high_T[:2] == pytest.approx([2.0, 1.5 + math.sqrt(0.5)])
+    assert minmax.low_T[:2].tolist() == [0.0, 1.0]
+    assert math.isnan(sd.low_T[2])  # one seed has no band
+    assert math.isnan(minmax.high_T[2])
+
+
+def test_smoothing_is_linear_so_the_mean_may_be_smoothed_before_or_after() -> None:
+    curve = np.random.default_rng(6).random((4, 9))
+    after = np.mean([statistics.ema(line, 0.8) for line in curve], axis=0)
+    assert statistics.ema(curve.mean(axis=0), 0.8) == pytest.approx(after)
+    assert statistics.ema(np.array([math.nan, 1.0, math.nan, 0.0]), 0.5).tolist()[1:] == [1.0, 1.0, 0.5]
