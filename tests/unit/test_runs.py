@@ -65,8 +65,9 @@ def test_an_arm_that_the_experiment_lacks_is_read_where_same_as_says(everything:
     assert found is not None
     assert found.arm == "MT-PPO"
     assert only_search.arm("ablation", "lambda-0.0") is None
-    lacking = only_search.missing("ablation", ["lambda-0.1", "lambda-0.0"])
-    assert lacking == ["lambda-0.1 2 of 3 seeds", "lambda-0.0 not run"]
+    lacking = only_search.missing("ablation", ["lambda-0.1", "lambda-0.0", "turns-5"])
+    assert lacking == "2 of 3 seeds: lambda-0.1; not run: lambda-0.0, turns-5"
+    assert everything.missing("ablation", []) == ""
 
 
 def test_scores_by_hand(everything: Results) -> None:

@@ -95,7 +95,7 @@ def provenance(results: Results, experiment: str, arms: Sequence[str]) -> str:
     """The footer's words; a partial set of runs says so."""
     found = [results.arm(experiment, arm) for arm in arms]
     lacking = results.missing(experiment, arms)
-    partial = f"  ·  PARTIAL: {', '.join(lacking)}" if lacking else ""
+    partial = f"  ·  PARTIAL, {lacking}" if lacking else ""
     return f"scale {results.scale.name}  ·  runs: {sources(found)}  ·  n: seeds{partial}"
 
 

@@ -125,16 +125,16 @@ class Results:
         found = {arm: self.arm(experiment, arm) for arm in self._arms(experiment)}
         return {arm: runs for arm, runs in found.items() if runs is not None}
 
-    def missing(self, experiment: str, arms: Iterable[str]) -> list[str]:
-        """Arms that were not run, or with fewer seeds than the scale asks for, in words."""
-        words = []
+    def missing(self, experiment: str, arms: Iterable[str]) -> str:
+        """Arms that were not run, or with fewer seeds than the scale asks for, in words; "" if there are none."""
+        lacking: dict[str, list[str]] = {}
         for arm in arms:
             found = self.arm(experiment, arm)
-            if found is None:
-                words.append(f"{arm} not run")
-            elif len(found.seeds) < self.scale.seeds:
-                words.append(f"{arm} {len(found.seeds)} of {self.scale.seeds} seeds")
-        return words
+            seeds = 0 if found is None else len(found.seeds)
+            if seeds < self.scale.seeds:
+                words = f"{seeds} of {self.scale.seeds} seeds" if seeds else "not run"
+                lacking.setdefault(words, []).append(arm)
+        return "; ".join(f"{words}: {', '.join(names)}" for words, names in lacking.items())
 
     @property
     def datasets(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ colour alone.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def head(figure: Figure, title: str, arms: Sequence[tuple[str, str]], extra: Seq
 
 def footer(figure: Figure, text: str) -> None:
     """A line under the panels: scale, whose runs, and what lacks."""
-    figure.supxlabel(text, fontsize=6.5, color=GREY)
+    figure.supxlabel(textwrap.fill(text, 140), fontsize=6.5, color=GREY)
 
 
 def not_run(axes: Axes) -> None:
