@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from tests import synthetic_runs as synthetic
+from turncredit.config import ToolRewards
 from turncredit.errors import ConfigError
 from turncredit.reporting import statistics, style
 from turncredit.reporting.curves import EMA_DECAY
-from turncredit.reporting.figures import ALL_ARMS, FIGURES, draw
+from turncredit.reporting.figures import ALL_ARMS, COMPONENTS, FIGURES, draw
 from turncredit.reporting.scores import Results
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +145,10 @@ def test_final_scores_and_effects_are_their_statistics(results: Results, drawn: 
 def test_arms_differ_by_more_than_colour() -> None:
     looks = [(style.look(arm).marker, style.look(arm).line) for arm in ALL_ARMS]
     assert len(set(looks)) == len(ALL_ARMS)
+
+
+def test_the_components_are_those_of_the_rewards() -> None:
+    assert set(COMPONENTS) == set(ToolRewards.model_fields)
 
 
 def test_an_unknown_figure_names_the_nearest(results: Results) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests import synthetic_runs as synthetic
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.runs import collect, read_collected, read_folders
+from turncredit.reporting.schema import METRICS
 from turncredit.reporting.scores import Results, seed_counts, sources
 
 SCALE = synthetic.scale()
@@ -111,6 +112,12 @@ def test_words_about_sources_and_seeds(everything: Results) -> None:
     assert sources([one, shipped]) == "fresh: search; shipped: ablation"
     assert sources([]) == "not run"
     assert seed_counts([one, None]) == "2"
+
+
+def test_the_schema_names_what_training_writes() -> None:
+    from turncredit.training.metrics import FIXED_COLUMNS
+
+    assert set(METRICS.columns) == set(FIXED_COLUMNS)
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

@@ -22,10 +22,9 @@ GROUP = ("GRPO-OR", "GRPO-MR", "MT-GRPO")
 ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # pairs stand under one another in legends
 RATES = {"answer_correct": "answer correctness", "format_correct": "format correctness",
          "retrieval_correct": "retrieval correctness"}
-COMPONENTS = {  # of the two-turn study, with the largest value of each
-    "tool_execution": ("tool execution", 0.2), "search_answer": ("answer in search result", 0.5),
-    "answer_presence": ("answer presence", 0.5), "exact_match": ("exact match", 1.0),
-    "xml_format": ("XML format", 0.2), "xml_tags": ("XML tag usage", 0.2)}
+COMPONENTS = {  # of the two-turn study, in the order of Fig. 9
+    "tool_execution": "tool execution", "search_answer": "answer in search result", "answer_presence": "answer presence",
+    "exact_match": "exact match", "xml_format": "XML format", "xml_tags": "XML tag usage"}
 STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)"}
 
 
@@ -76,7 +75,8 @@ def _ablations(results: Results) -> tuple[Figure, pd.DataFrame]:
 def _components(names: tuple[str, ...], arms: tuple[str, ...], kind: Kind, title: str) -> Build:
     """Reward components during training of the two-turn study, three to a row (Figs. 1 and 9 to 12)."""
     def build(results: Results) -> tuple[Figure, pd.DataFrame]:
-        panels = [Panel(COMPONENTS[n][0], f"component_{n}", arms, top=1.05 * COMPONENTS[n][1]) for n in names]
+        largest = results.scale.tool_rewards
+        panels = [Panel(COMPONENTS[n], f"component_{n}", arms, top=1.05 * getattr(largest, n)) for n in names]
         width = min(len(panels), 3)
         grid = [panels[start:start + width] for start in range(0, len(panels), width)]
         return curves_figure(results, "two_turn", grid, kind, title)
