@@ -19,12 +19,13 @@ Build = Callable[[Results], tuple[Figure, pd.DataFrame]]
 
 CRITIC = ("PPO-OR", "PPO-MR", "MT-PPO")
 GROUP = ("GRPO-OR", "GRPO-MR", "MT-GRPO")
-ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # pairs stand under one another in legends
+ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # pairs under one another
 RATES = {"answer_correct": "answer correctness", "format_correct": "format correctness",
          "retrieval_correct": "retrieval correctness"}
 COMPONENTS = {  # of the two-turn study, in the order of Fig. 9
-    "tool_execution": "tool execution", "search_answer": "answer in search result", "answer_presence": "answer presence",
-    "exact_match": "exact match", "xml_format": "XML format", "xml_tags": "XML tag usage"}
+    "tool_execution": "tool execution", "search_answer": "answer in search result",
+    "answer_presence": "answer presence", "exact_match": "exact match", "xml_format": "XML format",
+    "xml_tags": "XML tag usage"}
 STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)"}
 
 
