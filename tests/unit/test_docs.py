@@ -1,0 +1,210 @@
+"""The pages tell of code that is there: every name in them resolves, every value is the configured one."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from turncredit import config
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "turncredit"
+MAP, KEYS, README = "docs/PAPER_MAP.md", "config/README.md", "README.md"
+PAGES = (MAP, "docs/DEVIATIONS.md", KEYS, README)
+FILES = ("csv", "gz", "yaml", "json", "jsonl", "md", "rst", "pdf", "png", "html", "py", "txt", "smk", "toml", "lock")
+# Where a short name of a page's `config.*` begins: the model whose fields follow.
+SECTIONS: dict[str, type[BaseModel]] = {
+    "": config.Scale, "world": config.WorldConfig, "retriever": config.RetrieverConfig, "policy": config.PolicyConfig,
+    "warm_start": config.WarmStartConfig, "search_rewards": config.SearchRewards, "tool_rewards": config.ToolRewards,
+    "experiment": config.Experiment, "task": config.TaskConfig, "training": config.TrainingConfig, "arm": config.Arm,
+    "overrides": config.ArmOverrides, "algorithm": config.Algorithm}
+# Fields that are no keys of their own: told by other tables, or (name) the file's name.
+NESTED = {
+    "": {"name", "world", "retriever", "policy", "warm_start", "search_rewards", "tool_rewards", "experiments",
+         "algorithms"},
+    "experiment": {"task", "training", "arms"}, "arm": {"overrides"}}
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def quoted(page: str) -> list[str]:
+    """Everything in backticks, code blocks aside."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text(page), flags=re.DOTALL))
+
+
+def rows(page: str) -> Iterator[dict[str, str]]:
+    """The rows of all tables, by the words of their headers."""
+    header: list[str] = []
+    for line in text(page).splitlines():
+        if not line.startswith("|"):
+            header = []
+            continue
+        cells = [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+        if not header:
+            header = cells
+        elif not set(line) <= set("|:- "):
+            assert len(cells) == len(header), f"{page}: {len(cells)} cells under {len(header)} headers: {line}"
+            yield dict(zip(header, cells, strict=True))
+
+
+@cache
+def names_in(path: Path) -> dict[str, set[str]]:
+    """Top-level names of a module, each with the names inside it if it is a class."""
+    def defined(body: list[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name, node
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id, node
+            elif isinstance(node, ast.Assign):
+                yield from ((n.id, node) for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {name: {inner for inner, _ in defined(node.body)} if isinstance(node, ast.ClassDef) else set()
+            for name, node in defined(tree.body)}
+
+
+def is_python(reference: str) -> bool:
+    """Whether ``package.module.name`` (or a module alone) is in the source, without importing it."""
+    parts = reference.split(".")
+    for depth in range(len(parts), 0, -1):
+        folder, rest = SOURCE.joinpath(*parts[:depth]), parts[depth:]
+        for module in (folder.with_suffix(".py"), folder / "__init__.py"):
+            if module.exists():
+                found = names_in(module)
+                inside = rest[:1] and rest[0] in found and (len(rest) == 1 or rest[1] in found[rest[0]])
+                return not rest or (bool(inside) and len(rest) <= 2)
+    return False
+
+
+def is_key(reference: str) -> bool:
+    """Whether ``config.section.key`` is a key of the configuration."""
+    _, *parts = reference.split(".")
+    if parts[0] == "algorithms":
+        return len(parts) == 2 and parts[1] in config.load_scale("mini", ROOT / "config").algorithms
+    section, key = ("", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+    return len(parts) <= 2 and section in SECTIONS and key in SECTIONS[section].model_fields
+
+
+def fault(reference: str, page: str = MAP) -> bool:
+    """Whether something that looks like a reference leads nowhere."""
+    if reference.startswith("tests/") and "::" in reference:
+        file, _, name = reference.partition("::")
+        return not (ROOT / file).exists() or name not in names_in(ROOT / file)
+    if re.fullmatch(r"(config|docs|envs|profiles|src|tests|workflow|paper_tables/reported)(/[\w.-]+)+", reference):
+        return not (ROOT / reference).exists()
+    if re.fullmatch(r"(fig\d+|table\d+)_\w+", reference):
+        return reference not in names_of_pages()
+    if not re.fullmatch(r"[a-z_]+(\.[\w-]+)+", reference) or reference.rpartition(".")[2] in FILES:
+        return False
+    if page == KEYS and is_key(f"config.{reference}"):  # its own keys are written without the prefix
+        return False
+    if reference.startswith("config."):
+        return not is_key(reference)
+    return not is_python(reference.removeprefix("turncredit."))
+
+
+@cache
+def names_of_pages() -> set[str]:
+    """Figures and tables of the registries."""
+    sources = [(SOURCE / "reporting" / name).read_text(encoding="utf-8") for name in ("figures.py", "tables.py")]
+    return set(re.findall(r'^    "(\w+)": (?:Figure|Table)Spec\(', "\n".join(sources), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_in_a_page_is_there(page: str) -> None:
+    assert not [reference for reference in quoted(page) if fault(reference, page)]
+
+
+@pytest.mark.parametrize("reference", [
+    "credit.gae.gea", "credit.goe.gae", "credit.group.group_zscore.x", "config.training.lambda", "config.trainig.steps",
+    "config.algorithms.PPO", "tests/unit/test_credit.py::test_nothing", "tests/unit/test_credits.py::test_x",
+    "docs/MAP.md", "fig2_training_dynamics"])
+def test_a_wrong_name_would_be_noticed(reference: str) -> None:
+    assert fault(reference)
+
+
+def test_the_map_holds_every_equation_and_every_comparison_of_every_claim() -> None:
+    equations = {int(n) for row in rows(MAP) if "eq." in row for n in re.findall(r"\d+", row["eq."])}
+    assert equations == set(range(1, 13))
+    with (ROOT / "paper_tables/reported/claim_tests.csv").open(encoding="utf-8") as file:
+        fixed: dict[str, list[str]] = {}
+        for test in csv.DictReader(file):
+            fixed.setdefault(test["claim_id"], []).append(test["claim_id"] + test["part"])
+    assert {row["claim"]: row["comparisons"].split(", ") for row in rows(MAP) if "claim" in row} == fixed
+    missing = {name for name in names_of_pages() if f"`{name}`" not in text(MAP)}
+    assert not missing
+
+
+def configured(key: str, experiment: str) -> Any:
+    """The value that an experiment of scale mini has for ``config.section.key``."""
+    scale = config.load_scale("mini", ROOT / "config").model_dump(mode="json")
+    owner: Any = scale | {name: scale["experiments"][experiment][name] for name in ("task", "training")}
+    for part in key.split(".")[1:]:
+        owner = owner[part]
+    return owner
+
+
+def test_the_map_holds_the_values_of_scale_mini_and_marks_those_that_differ() -> None:
+    wrong, seen = [], 0
+    for row in rows(MAP):
+        column = next((name for name in row if name.startswith("mini: ")), None)
+        key = row.get("key", "").strip("`")
+        if column is None or row[column] == "—":
+            continue
+        seen += 1
+        value = configured(key, column.removeprefix("mini: "))
+        written = yaml.safe_load(row[column].strip("*"))
+        reported = re.fullmatch(r"[-−]?\d[\d.]*(e-\d+)?", row["paper"])
+        differs = reported and float(row["paper"].replace("−", "-")) != value
+        if written != value or (reported and bool(differs) != row[column].startswith("**")):
+            wrong.append(f"{key}: {row[column]} in the map, {value!r} in config/mini.yaml, {row['paper']} in the paper")
+    assert seen > 40
+    assert not wrong
+
+
+def test_the_readme_of_the_configuration_holds_every_key_with_its_default() -> None:
+    expected: dict[str, Any] = {}
+    for section, model in SECTIONS.items():
+        for name, field in model.model_fields.items():
+            if name not in NESTED.get(section, ()):
+                default = "required" if field.is_required() else field.get_default(call_default_factory=True)
+                key = f"{section}.{name}" if section else name
+                expected[key] = list(default) if isinstance(default, tuple) else default
+    written = {row["key"].strip("`"): yaml.safe_load(row["default"]) for row in rows(KEYS) if "default" in row}
+    assert written == expected
+
+
+def test_the_readmes_tree_holds_every_file_and_nothing_else() -> None:
+    tree = next(block for block in re.findall(r"```\n(.*?)```", text(README), re.DOTALL) if "src/turncredit/" in block)
+    drawn, folders = set(), [""]
+    for line in tree.splitlines():
+        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0] if line.strip() else ""
+        if name.endswith("/"):
+            folders = [*folders[: depth + 1], folders[depth] + name]
+        elif name:
+            drawn.add(folders[depth] + name)
+    assert not {name for name in drawn if not list(ROOT.glob(name))}
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True)
+    tracked = [name for name in map(Path, listed.stdout.splitlines()) if name.name != "__init__.py"]
+    assert not [name for name in tracked
+                if (ROOT / name).exists() and not any(name.match(pattern) for pattern in drawn)]
+
+
+def test_the_readme_has_one_place_for_the_generated_results() -> None:
+    written = re.search(r'^BEGIN, END = "(.+)", "(.+)"$', (SOURCE / "reporting/summary.py").read_text(), re.MULTILINE)
+    assert written
+    begin, end = written.groups()
+    assert [text(README).count(marker) for marker in (begin, end)] == [1, 1]
+    assert text(README).index(begin) < text(README).index(end)
