@@ -172,8 +172,8 @@ class Codec:
         size = len(self.tokenizer)
         surely_V, possibly_V = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         ends = tuple({tag[i:] for tag in tags for i in range(1, len(tag))})
-        for token in range(size):
-            text = self.decode([token])
+        texts = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(size)], skip_special_tokens=False)
+        for token, text in enumerate(texts):
             surely_V[token] = any(tag in text for tag in tags)
             possibly_V[token] = text.startswith(ends)
         return Completion(surely_V, possibly_V & ~surely_V)

@@ -24,7 +24,8 @@ class KVCache(Cache):
         config: Any = model.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._data = torch.zeros(config.num_hidden_layers, 2, 0, 0, heads, size, dtype=model.dtype, device=model.device)
+        self._model = model  # it may be moved to its device after this cache is made
+        self._data = torch.zeros(config.num_hidden_layers, 2, 0, 0, heads, size, dtype=model.dtype)
 
     def reserve(self, places: int, columns: int, used: int) -> None:
         """Make room for ``places`` sequences of ``columns`` tokens; columns before ``used`` are kept."""
@@ -33,7 +34,8 @@ class KVCache(Cache):
             return
         # doubling keeps the sum of all copies small while a rollout's contexts grow
         grown = old_columns if columns <= old_columns else max(columns, 2 * old_columns)
-        data = self._data.new_zeros(layers, two, max(places, old_places), grown, heads, size)
+        data = torch.zeros(layers, two, max(places, old_places), grown, heads, size,
+                           dtype=self._model.dtype, device=self._model.device)
         data[:, :, :old_places, :used] = self._data[:, :, :, :used]
         self._data = data
 
