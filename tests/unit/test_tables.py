@@ -182,4 +182,5 @@ def test_ties_are_all_bold_and_a_lone_row_is_not() -> None:
     scores = (("a", 0.20001), ("b", 0.2), ("c", 0.1), ("d", 9.0))
     rows = [Row(label, (Cell(Estimate(score, None, None, ())),)) for label, score in scores]
     assert [row.cells[0].best for row in mark_best(rows, among=["a", "b", "c"])] == [True, True, False, False]
+    assert not any(row.cells[0].best for row in mark_best(rows[:2], among=["a", "b"]))  # equal as shown
     assert not mark_best(rows[:1], among=["a"])[0].cells[0].best

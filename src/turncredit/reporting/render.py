@@ -87,14 +87,17 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def mark_best(rows: Sequence[Row], *, among: Sequence[str]) -> tuple[Row, ...]:
-    """The rows with the largest shown value of each column in bold; only labels in ``among`` compete."""
+    """The rows with the largest shown value of each column in bold; only labels in ``among`` compete.
+
+    Ties are all bold, but where all that compete are equal none is.
+    """
     marked = list(rows)
     for column in range(len(rows[0].cells) if rows else 0):
         shown = {n: number(e.value, row.cells[column].digits) for n, row in enumerate(rows)
                  if row.label in among and (e := row.cells[column].estimate) is not None and not math.isnan(e.value)}
         top = max(shown.values(), key=float, default="")
         for n, text in shown.items():
-            if text == top and len(shown) > 1:
+            if text == top and len(set(shown.values())) > 1:
                 cells = list(marked[n].cells)
                 cells[column] = replace(cells[column], best=True)
                 marked[n] = replace(marked[n], cells=tuple(cells))
