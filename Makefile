@@ -35,9 +35,10 @@ setup: $(VENV)
 $(VENV): $(ENVS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1); name one: make PYTHON=python3.11 ..." >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $(ENVS:%=-r %)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@echo "make: installing the pinned packages into .venv: a few minutes, 2 GB"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install -qq --disable-pip-version-check $(ENVS:%=-r %)
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 reproduce: $(VENV)
@@ -58,6 +59,7 @@ audit: $(VENV)
 ship: $(VENV)
 	$(call workflow,--config scale=$(SCALE) runs=fresh seeds='$(SHIPPED_SEEDS)' -- ship_runs)
 	$(call workflow,--config scale=$(SCALE) runs=shipped -- ship_pages)
+	$(call workflow,--config scale=$(SCALE) runs=shipped -- readme)
 
 smoke: $(VENV)
 	$(call workflow,--config scale=smoke runs=fresh -- all)

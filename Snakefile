@@ -12,6 +12,7 @@ report: "workflow/report/workflow.rst"
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/index.smk"
+include: "workflow/rules/policies.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/tables.smk"
@@ -27,6 +28,7 @@ localrules:
     audit,
     ship_runs,
     ship_pages,
+    readme,
 
 
 rule all:

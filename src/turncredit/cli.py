@@ -10,13 +10,17 @@ from __future__ import annotations
 import logging
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from turncredit.config import Scale, load_scale
-from turncredit.errors import ConfigError, TurncreditError
+from turncredit.errors import ConfigError, DataError, TurncreditError, nearest
+
+if TYPE_CHECKING:
+    from turncredit.reporting.audit import Entry
 
 
 class _Group(TyperGroup):
@@ -35,14 +39,22 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty
 
 ScaleName = Annotated[str, typer.Option("--scale", help="which config/<scale>.yaml")]
 Root = Annotated[Path, typer.Option(help="the clone: config, data and results lie under it")]
-Folders = Annotated[list[Path], typer.Argument(help="folders of collected runs, one an experiment")]
+Folders = Annotated[list[Path] | None, typer.Argument(help="folders of collected runs, one an experiment")]
 
 
-class Kind(StrEnum):
-    """A policy before any reinforcement: flawed on purpose, or the ceiling."""
+class Warm(StrEnum):
+    """A policy before reinforcement: the ceiling, or the flawed one where a task's arms start."""
+
+    CLEAN = "clean"
+    BASE = "base"
+
+
+class Untrained(StrEnum):
+    """What is evaluated before reinforcement; ``closed_book`` is the base policy without a retriever."""
 
     BASE = "base"
     CLEAN = "clean"
+    CLOSED_BOOK = "closed_book"
 
 
 @app.callback()
@@ -59,9 +71,9 @@ def check_config(scale: Annotated[str | None, typer.Option(help="one scale; all 
     for name in names:
         found = _scale(name, root)
         for experiment, settings in found.experiments.items():
-            arms = [f"{arm} = {'/'.join(made)}" if (made := found.identical(experiment, arm)) != (experiment, arm) else arm
-                    for arm in settings.arms]
-            typer.echo(f"{name}/{experiment}: {found.seeds} seeds of {', '.join(arms)}")
+            made = {arm: found.identical(experiment, arm) for arm in settings.arms}
+            arms = [arm if where == (experiment, arm) else f"{arm} = {'/'.join(where)}" for arm, where in made.items()]
+            typer.echo(f"{name}/{experiment}: seeds: {found.seeds}, arms: {', '.join(arms)}")
 
 
 @app.command()
@@ -92,6 +104,29 @@ def serve(scale: ScaleName = "mini", root: Root = Path(), host: str = "127.0.0.1
 
 
 @app.command()
+def tokenizer(scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Train the tokenizer on the mini world."""
+    from turncredit.training.warm_start import make_tokenizer
+
+    make_tokenizer(root / "data" / scale, _scale(scale, root).policy.vocabulary, root / "policy" / scale / "tokenizer")
+
+
+@app.command("warm-start")
+def warm_start(kind: Warm, task: Annotated[str, typer.Option(help="whose base policy")] = "search",
+               scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Train a policy on demonstrations: the clean one from scratch, a base one from the clean one."""
+    from turncredit.training.warm_start import make_base, make_clean
+
+    settings = _scale(scale, root)
+    data, index, policy = (root / part / scale for part in ("data", "index", "policy"))
+    if kind is Warm.CLEAN:
+        make_clean(settings, data, index, policy / "tokenizer", policy / "clean")
+    else:
+        played = settings.experiments[_player(settings, task)].task
+        make_base(settings, played, data, index, policy / "clean", policy / "base" / task)
+
+
+@app.command()
 def train(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
           seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Train one run to its end; interrupted, the same command goes on from the last checkpoint."""
@@ -115,6 +150,34 @@ def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typ
                  output=paths.run / "evaluation.csv")
 
 
+@app.command("evaluate-base")
+def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Play all test questions with a policy before reinforcement, greedily and sampled.
+
+    The base policy plays each task; the column ``experiment`` names one that has this task.
+    """
+    import pandas as pd
+
+    from turncredit.files import atomic
+    from turncredit.training.run import RunPaths, evaluate_run
+
+    settings = _scale(scale, root)
+    tasks = dict.fromkeys(e.task.name for e in settings.experiments.values()) if kind is Untrained.BASE else ["search"]
+    output = root / "results" / scale / "base" / kind / "seed-0" / "evaluation.csv"
+    tables = []
+    with TemporaryDirectory() as scratch:
+        for experiment in (_player(settings, task) for task in tasks):
+            config = settings.run(experiment, next(iter(settings.experiments[experiment].arms)), 0)
+            paths = RunPaths.under(root, config)
+            played = Path(scratch, f"{experiment}.csv")
+            evaluate_run(root / "policy" / scale / "clean" if kind is Untrained.CLEAN else paths.policy, config,
+                         settings.retriever, data=paths.data, index=paths.index, output=played,
+                         decodings=("greedy", "sampled"), closed_book=kind is Untrained.CLOSED_BOOK)
+            tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
+    with atomic(output) as temporary:
+        pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")
+
+
 @app.command()
 def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the scale, or `base`")],
             runs: Annotated[list[Path], typer.Argument(help="folders of its runs")],
@@ -125,5 +188,82 @@ def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the
     collect_runs(experiment, runs, root / "results" / scale / experiment, _scale(scale, root))
 
 
+@app.command()
+def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Write one table from collected runs, as CSV, Markdown and LaTeX."""
+    from turncredit.reporting.render import save
+    from turncredit.reporting.reported import FOLDER, read_reported
+    from turncredit.reporting.runs import read_folders
+    from turncredit.reporting.tables import tabulate
+
+    settings = _scale(scale, root)
+    made = tabulate(name, read_folders(folders or (), settings), settings, read_reported(root / FOLDER))
+    save(made, root / "paper_tables" / scale)
+
+
+@app.command()
+def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Draw one figure from collected runs, as PDF and PNG, beside a CSV of what it draws."""
+    from turncredit.reporting.figures import draw
+    from turncredit.reporting.runs import read_folders
+    from turncredit.reporting.style import save
+
+    settings = _scale(scale, root)
+    drawn, data = draw(name, read_folders(folders or (), settings), settings)
+    save(name, drawn, data, root / "figures" / scale)
+
+
+@app.command()
+def audit(folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Set every reported number and claim beside ours: audit.csv, audit.md, and headline.txt."""
+    from turncredit.files import write_text
+    from turncredit.reporting.summary import headline as headline_of
+    from turncredit.reporting.summary import save
+
+    settings = _scale(scale, root)
+    entries = _entries(folders, settings, root)
+    save(entries, settings, root / "paper_tables" / scale)
+    write_text(root / "paper_tables" / scale / "headline.txt", headline_of(entries, settings))
+
+
+@app.command()
+def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Say where figures, tables and audit are, and print the audit's headline."""
+    path = root / "paper_tables" / scale / "headline.txt"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}", f"make it: snakemake audit --config scale={scale}") from error
+    typer.echo(f"figures: {root / 'figures' / scale}/   tables: {path.parent}/   audit: {path.with_name('audit.md')}")
+    typer.echo(text, nl=False)
+
+
+@app.command()
+def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.Option("--picture")] = None,
+           scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Write the README's results section from collected runs."""
+    from turncredit.reporting.summary import readme_section, update_readme
+
+    settings = _scale(scale, root)
+    shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
+    update_readme(root / "README.md", readme_section(_entries(folders, settings, root), settings, shown))
+
+
+def _entries(folders: list[Path] | None, scale: Scale, root: Path) -> list[Entry]:
+    from turncredit.reporting.audit import audit as audit_of
+    from turncredit.reporting.reported import FOLDER, read_reported
+    from turncredit.reporting.runs import read_folders
+
+    return audit_of(read_folders(folders or (), scale), scale, read_reported(root / FOLDER))
+
+
 def _scale(name: str, root: Path) -> Scale:
     return load_scale(name, root / "config")
+
+
+def _player(scale: Scale, task: str) -> str:
+    """The first experiment that plays a task."""
+    found = {e.task.name: name for name, e in reversed(scale.experiments.items())}
+    if task not in found:
+        raise ConfigError(f"no experiment plays the task {task!r} at scale {scale.name!r}", nearest(task, found))
+    return found[task]

@@ -5,7 +5,7 @@ rule audit_table:
     input:
         runs=lambda w: collected_files(w.scale, everything(w.scale)),
         reported=REPORTED,
-        code="src/turncredit/reporting/audit.py",
+        code=DRAWING,
     output:
         csv="paper_tables/{scale}/audit.csv",
         md=report(
@@ -14,6 +14,7 @@ rule audit_table:
             category="Audit",
             labels={"table": "audit", "scale": "{scale}"},
         ),
+        headline="paper_tables/{scale}/headline.txt",
     log:
         "logs/{scale}/audit.log",
     conda:
@@ -83,3 +84,25 @@ rule ship_pages:
         "ship: {input}"
     shell:
         SHIP
+
+
+# The results section of README.md, from the runs of this call (`make ship`: the shipped ones).
+rule readme:
+    input:
+        lambda w: collected_files(config["scale"], everything(config["scale"])),
+    log:
+        expand("logs/{scale}/readme.log", scale=config["scale"]),
+    conda:
+        "../../envs/core.yaml"
+    params:
+        scale=config["scale"],
+        folders=lambda w: collected(config["scale"], everything(config["scale"])),
+        pictures=lambda w: expand(
+            "--picture figures/shipped/{scale}/{name}.png",
+            scale=config["scale"],
+            name=["final_scores", "fig3_all_arms"],
+        ),
+    message:
+        "readme: results of {params.folders}"
+    shell:
+        "turncredit readme {params.folders} {params.pictures} --scale {params.scale} > {log} 2>&1"

@@ -11,6 +11,8 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 from turncredit.config import RunConfig, Scale, load_scale
 from turncredit.errors import ConfigError, nearest
+from turncredit.reporting.figures import FIGURES
+from turncredit.reporting.tables import TABLES
 
 # The `turncredit` of this very environment, also where the environment is not activated.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
@@ -48,9 +50,8 @@ def check_experiments(named) -> None:
 check_experiments(config.get("experiments", []))
 check_experiments(config["seeds"] if isinstance(config.get("seeds"), dict) else [])
 
-# What each page draws: name -> experiments.
-FIGURES = {"fig3_training_dynamics": ["search"]}
-TABLES = {"table2_answer": ["base", "search"]}
+# The code and numbers that pages are made of: editing them draws again, and trains nothing.
+DRAWING = sorted(map(str, Path("src/turncredit/reporting").glob("*.py")))
 REPORTED = sorted(map(str, Path("paper_tables/reported").glob("*.csv")))
 SCALES = [path.stem for path in Path("config").glob("*.yaml") if path.stem != "algorithms"]
 
@@ -61,6 +62,7 @@ wildcard_constraints:
     arm="[A-Za-z0-9._-]+",
     seed="[0-9]+",
     kind="base|clean|closed_book",
+    task="search|tool_search",
     name="[a-z0-9_]+",
 
 
@@ -68,6 +70,28 @@ def digest(*settings) -> str:
     """A short hash of settings: as a rule's parameter it makes a job run again when one changes."""
     dumped = [s.model_dump(mode="json") if hasattr(s, "model_dump") else s for s in settings]
     return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def tasks_of(scale: str) -> dict[str, str]:
+    """Task -> the first experiment that plays it; its base policy is shared by all that do."""
+    found = {}
+    for experiment, settings in scale_of(scale).experiments.items():
+        found.setdefault(settings.task.name, experiment)
+    return found
+
+
+def untrained(scale: str, kind: str) -> list[str]:
+    """The policies that an evaluation of no trained run plays: every task's base policy, or one policy in ``search``."""
+    if kind == "clean":
+        return [f"policy/{scale}/clean"]
+    return [f"policy/{scale}/base/{task}" for task in (tasks_of(scale) if kind == "base" else ["search"])]
+
+
+def warm_start_digest(scale: str, task: str) -> str:
+    """Hash of what makes a task's policies, their data aside."""
+    settings = scale_of(scale)
+    played = settings.experiments[tasks_of(scale)[task]].task
+    return digest(settings.policy, settings.warm_start.model_dump(exclude={"threads"}), played)
 
 
 def run_of(wildcards) -> RunConfig:
@@ -134,17 +158,10 @@ def collected_files(scale: str, experiments) -> list[str]:
     return [f"{folder}/{file}" for folder in collected(scale, experiments) for file in files]
 
 
-def uses(catalogue: dict[str, list[str]], name: str) -> list[str]:
-    """The experiments that a page draws."""
-    if name not in catalogue:
-        raise WorkflowError(f"no page {name!r}; {nearest(name, catalogue)}")
-    return catalogue[name]
-
-
-def pages(scale: str, catalogue: dict[str, list[str]], of: str | None = None) -> list[str]:
-    """Figures or tables for which a scale has trained runs; of those, the ones that draw experiment ``of``."""
-    trained = {name: set(uses(catalogue, name)) - {"base"} for name in catalogue}
-    return [name for name, used in trained.items() if collected(scale, used) and of in {None, *used}]
+def pages(scale: str, registry, of: str | None = None) -> list[str]:
+    """Figures or tables for which a scale has the runs; of those, the ones that draw experiment ``of``."""
+    trained = {name: set(spec.experiments) - {"base"} for name, spec in registry.items()}
+    return [name for name, used in trained.items() if (collected(scale, used) or not used) and of in {None, *used}]
 
 
 def drawn(scale: str, of: str | None = None) -> list[str]:

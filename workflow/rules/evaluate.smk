@@ -5,7 +5,6 @@ rule evaluate:
     input:
         rules.world.output,
         rules.build_index.output,
-        rules.tokenizer.output,
         policy=rules.train.output.policy,
     output:
         "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
@@ -29,8 +28,7 @@ rule evaluate_base:
     input:
         rules.world.output,
         rules.build_index.output,
-        rules.tokenizer.output,
-        policy=lambda w: f"policy/{w.scale}/{'clean' if w.kind == 'clean' else 'base'}",
+        policies=lambda w: untrained(w.scale, w.kind),
     output:
         "results/{scale}/base/{kind}/seed-0/evaluation.csv",
     log:

@@ -1,26 +1,31 @@
-# Drawing reads collected runs only, and the code that draws: editing that code redraws, and trains nothing.
+# Drawing reads collected runs, and the code that draws: editing that code redraws, and trains nothing.
+# One rule a figure, since each has a caption of its own in the report.
 
+for _name, _spec in FIGURES.items():
 
-rule figure:
-    input:
-        runs=lambda w: collected_files(w.scale, uses(FIGURES, w.name)),
-        code="src/turncredit/reporting/figures.py",
-    output:
-        pdf="figures/{scale}/{name}.pdf",
-        png=report(
-            "figures/{scale}/{name}.png",
-            caption="../report/figure.rst",
-            category="Figures",
-            labels={"figure": "{name}", "scale": "{scale}"},
-        ),
-        csv="figures/{scale}/{name}.csv",
-    log:
-        "logs/{scale}/figures/{name}.log",
-    conda:
-        "../../envs/core.yaml"
-    params:
-        folders=lambda w: collected(w.scale, uses(FIGURES, w.name)),
-    message:
-        "figure: {wildcards.name} from {params.folders}"
-    shell:
-        "turncredit figure {wildcards.name} --scale {wildcards.scale} {params.folders} > {log} 2>&1"
+    rule:
+        name:
+            f"figure_{_name}"
+        input:
+            runs=lambda w, uses=_spec.experiments: collected_files(w.scale, uses),
+            code=DRAWING,
+        output:
+            pdf=f"figures/{{scale}}/{_name}.pdf",
+            png=report(
+                f"figures/{{scale}}/{_name}.png",
+                caption=f"../report/{_name}.rst",
+                category="Figures",
+                labels={"figure": _name, "scale": "{scale}"},
+            ),
+            csv=f"figures/{{scale}}/{_name}.csv",
+        log:
+            f"logs/{{scale}}/figures/{_name}.log",
+        conda:
+            "../../envs/core.yaml"
+        params:
+            name=_name,
+            folders=lambda w, uses=_spec.experiments: collected(w.scale, uses),
+        message:
+            "figure: {params.name} from {params.folders}"
+        shell:
+            "turncredit figure {params.name} {params.folders} --scale {wildcards.scale} > {log} 2>&1"

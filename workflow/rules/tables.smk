@@ -3,9 +3,9 @@
 
 rule table:
     input:
-        runs=lambda w: collected_files(w.scale, uses(TABLES, w.name)),
+        runs=lambda w: collected_files(w.scale, TABLES[w.name].experiments),
         reported=REPORTED,
-        code="src/turncredit/reporting/tables.py",
+        code=DRAWING,
     output:
         csv="paper_tables/{scale}/{name}.csv",
         md=report(
@@ -18,11 +18,11 @@ rule table:
     log:
         "logs/{scale}/tables/{name}.log",
     wildcard_constraints:
-        name="(?!audit)[a-z0-9_]+",
+        name="|".join(TABLES),
     conda:
         "../../envs/core.yaml"
     params:
-        folders=lambda w: collected(w.scale, uses(TABLES, w.name)),
+        folders=lambda w: collected(w.scale, TABLES[w.name].experiments),
     message:
         "table: {wildcards.name} from {params.folders}"
     shell:

@@ -6,8 +6,7 @@ rule train:
     input:
         rules.world.output,
         rules.build_index.output,
-        rules.tokenizer.output,
-        base="policy/{scale}/base",
+        base=lambda w: f"policy/{w.scale}/base/{run_of(w).task.name}",
     output:
         metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
         manifest="results/{scale}/{experiment}/{arm}/seed-{seed}/manifest.json",

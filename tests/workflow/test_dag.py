@@ -1,0 +1,140 @@
+"""What a call would do, seen in dry runs: which runs are trained, and whose runs are drawn."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests.workflow.conftest import ROOT, Clone, touch
+from turncredit.config import Scale, load_scale
+
+SCALES = sorted(path.stem for path in (ROOT / "config").glob("*.yaml") if path.stem != "algorithms")
+FIGURE = "figures/mini/fig3_training_dynamics.pdf"
+
+
+def distinct_arms(scale: Scale, *experiments: str) -> set[tuple[str, str]]:
+    """Arms that must be trained: an arm that equals another's is trained once."""
+    return {scale.identical(name, arm) for name in experiments for arm in scale.experiments[name].arms}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_everything_trains_each_distinct_arm_once_a_seed(clone: Clone, name: str) -> None:
+    scale = load_scale(name, ROOT / "config")
+    runs = len(distinct_arms(scale, *scale.experiments)) * scale.seeds
+    jobs = clone.jobs("--config", f"scale={name}", "runs=fresh")
+    assert (jobs["train"], jobs["evaluate"]) == (runs, runs)
+    assert jobs["collect"] == len(scale.experiments) + 1  # the base policies are collected too
+    assert jobs["world"] == jobs["build_index"] == jobs["audit_table"] == 1
+
+
+def test_one_experiment_trains_its_own_arms_only(clone: Clone) -> None:
+    assert clone.jobs("--config", "experiments=search", "runs=fresh")["train"] == 6 * 3
+    assert clone.jobs("--config", "experiments=search", "runs=fresh", "seeds=2")["train"] == 6 * 2
+
+
+def test_seeds_can_differ_between_experiments(clone: Clone) -> None:
+    scale = load_scale("mini", ROOT / "config")
+    jobs = clone.jobs("--config", "runs=fresh", "seeds={search: 2, two_turn: 2, ablation: 1, placement: 1}")
+    shared = len(distinct_arms(scale, "search", "ablation", "placement")) - 6
+    assert jobs["train"] == 2 * 6 + 2 * 3 + shared
+
+
+def test_a_fresh_clone_draws_a_figure_from_shipped_runs_alone(clone: Clone, ship: Callable[..., None]) -> None:
+    ship("search")
+    assert clone.jobs(FIGURE) == {"figure": 1}
+    assert "results/shipped/mini/search" in clone.snakemake("--dry-run", FIGURE).stdout
+
+
+def test_fresh_is_asked_for_though_runs_are_shipped(clone: Clone, ship: Callable[..., None]) -> None:
+    ship("search")
+    assert clone.jobs(FIGURE, "--config", "runs=fresh")["train"] == 6 * 3
+
+
+def test_auto_prefers_runs_made_here_once_all_are_there(clone: Clone, ship: Callable[..., None]) -> None:
+    ship("search", "base")
+    scale = load_scale("mini", ROOT / "config")
+    runs = [clone.root / "results/mini/search" / arm / f"seed-{n}" for arm in scale.experiments["search"].arms
+            for n in range(3)]
+    for run in runs[:-1]:
+        touch_run(run)
+    assert "results/shipped/mini/search" in clone.snakemake("--dry-run", FIGURE).stdout
+    touch_run(runs[-1])
+    touch(clone.root / "results/mini/search")
+    drawn = clone.snakemake("--dry-run", FIGURE).stdout
+    assert "results/mini/search" in drawn
+    assert "shipped" not in drawn
+    assert clone.jobs(FIGURE) == {"figure": 1}
+
+
+def touch_run(run) -> None:  # type: ignore[no-untyped-def]
+    run.mkdir(parents=True)
+    for name in ("metrics.csv", "manifest.json", "evaluation.csv"):
+        (run / name).touch()
+
+
+def test_shipped_is_asked_for_and_nothing_is_shipped(clone: Clone) -> None:
+    done = clone.snakemake("--dry-run", FIGURE.replace("mini", "smoke"), "--config", "runs=shipped", check=False)
+    assert done.returncode != 0
+    assert "results/shipped/smoke/search: no runs are shipped; use --config runs=auto" in done.stdout
+
+
+def test_without_any_runs_an_unasked_experiment_is_left_out(clone: Clone) -> None:
+    """Its pages and its rows of the audit are not run; nothing of it is trained."""
+    output = clone.snakemake("--dry-run", "--config", "scale=smoke", "experiments=two_turn").stdout
+    assert "results/smoke/search" not in output
+    assert "figures/smoke/fig3_training_dynamics" not in output
+
+
+def test_drawing_code_is_an_input_of_pages_only(clone: Clone) -> None:
+    """Editing it cannot rerun training: no other job reads it."""
+    listed = clone.snakemake("--dry-run", "--config", "scale=smoke").stdout
+    readers = {block.split(":")[0] for block in listed.split("\n\n") if "src/turncredit" in block}
+    assert len(readers) <= 3, readers
+
+
+def test_commands_and_parameters_hold_no_absolute_path(clone: Clone) -> None:
+    output = clone.snakemake("--dry-run", "--printshellcmds", "--config", "scale=smoke").stdout
+    commands = [line for line in output.splitlines() if "turncredit " in line]
+    assert commands
+    assert not [line for line in commands if str(clone.root) in line or " /" in line]
+
+
+def test_the_workflow_passes_snakemakes_lint(clone: Clone) -> None:
+    assert "good condition" in clone.snakemake("--lint").stdout
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--config", "scale=min"], ["no scale 'min'", "did you mean 'mini'?"]),
+    (["--config", "sclae=mini"], ["sclae", "did you mean 'scale'?"]),
+    (["--config", "runs=fersh"], ["'fersh' is not one of", "fresh"]),
+    (["--config", "seeds=0"], ["seeds", "0"]),
+    (["--config", "seeds={serach: 3}"], ["no experiment 'serach'", "did you mean 'search'?"]),
+    (["--config", "experiments=serach"], ["no experiment 'serach'", "did you mean 'search'?"]),
+    (["results/mini/search/MT-PPX/seed-0/metrics.csv"], ["no arm 'MT-PPX'", "did you mean 'MT-PPO'?"]),
+    (["results/mini/serach/MT-PPO/seed-0/metrics.csv"], ["no experiment 'serach'", "did you mean 'search'?"]),
+    (["figures/mini/fig3_training_dynamic.pdf"], ["did you mean 'fig3_training_dynamics'?"]),
+])
+def test_a_mistyped_call_is_refused_with_the_nearest_name(clone: Clone, arguments: list[str], says: list[str]) -> None:
+    done = clone.snakemake("--dry-run", *arguments, check=False)
+    assert done.returncode != 0
+    for words in says:
+        assert words in done.stdout
+
+
+def test_a_mistyped_key_of_a_scale_stops_the_workflow_before_any_job(clone: Clone) -> None:
+    path = clone.root / "config" / "mini.yaml"
+    path.write_text(path.read_text().replace("seeds:", "seed:"))
+    done = clone.snakemake("--dry-run", check=False)
+    assert done.returncode != 0
+    assert "config/mini.yaml: unknown key seed; did you mean 'seeds'?" in done.stdout
+
+
+def test_every_target_of_the_readme_exists(clone: Clone) -> None:
+    readme = (ROOT / "README.md").read_text()
+    named = {line.split()[1] for line in readme.splitlines() if line.strip().startswith("make ")}
+    assert {"reproduce", "test"} <= named
+    for target in named:
+        subprocess.run(["make", "--dry-run", target, "F=fig3_training_dynamics"], cwd=clone.root, check=True,
+                       capture_output=True)

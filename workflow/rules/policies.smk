@@ -1,0 +1,62 @@
+# The policies before reinforcement: a tokenizer, the clean policy (the ceiling) and each task's base policy.
+
+
+rule tokenizer:
+    input:
+        rules.world.output,
+    output:
+        directory("policy/{scale}/tokenizer"),
+    log:
+        "logs/{scale}/tokenizer.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        settings=lambda w: digest(scale_of(w.scale).policy),
+    message:
+        "tokenizer: trained on the corpus of scale {wildcards.scale}"
+    shell:
+        "turncredit tokenizer --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule clean_policy:
+    input:
+        rules.world.output,
+        rules.tokenizer.output,
+        rules.build_index.output,
+    output:
+        directory("policy/{scale}/clean"),
+    log:
+        "logs/{scale}/warm-start/clean.log",
+    benchmark:
+        "benchmarks/{scale}/warm-start/clean.tsv"
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).warm_start.threads
+    params:
+        settings=lambda w: warm_start_digest(w.scale, "search"),
+    message:
+        "warm start: the clean policy of scale {wildcards.scale}, which no arm can beat"
+    shell:
+        "turncredit warm-start clean --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule base_policy:
+    input:
+        rules.world.output,
+        rules.build_index.output,
+        clean=rules.clean_policy.output,
+    output:
+        directory("policy/{scale}/base/{task}"),
+    log:
+        "logs/{scale}/warm-start/base-{task}.log",
+    benchmark:
+        "benchmarks/{scale}/warm-start/base-{task}.tsv"
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).warm_start.threads
+    params:
+        settings=lambda w: warm_start_digest(w.scale, w.task),
+    message:
+        "warm start: the base policy of {wildcards.task} at scale {wildcards.scale}, flawed on purpose"
+    shell:
+        "turncredit warm-start base --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
