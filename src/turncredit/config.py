@@ -119,7 +119,9 @@ class WarmStartConfig(Closed):
     batch: int = Field(48, ge=1)  # demonstrations an optimiser step
     clean_steps: int = Field(1200, ge=1)  # of the clean policy, the ceiling of every arm
     flawed_steps: int = Field(300, ge=1)  # from the clean policy to a task's base policy
+    one_hop_epochs: int = Field(4, ge=0)  # passes over the one-hop questions before all of them
     clean_learning_rate: float = Field(3e-3, gt=0)
+    muon_learning_rate: float = Field(2e-2, gt=0)  # of the clean policy's matrices; scales with the other
     flawed_learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(50, ge=0)
     threads: int = Field(2, ge=1)

@@ -37,7 +37,8 @@ def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: 
         vocab_size=vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
         num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
         intermediate_size=config.intermediate_size, max_position_embeddings=config.max_positions,
-        tie_word_embeddings=tied, attention_dropout=0.0, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+        tie_word_embeddings=tied, attention_dropout=0.0, initializer_range=config.hidden_size**-0.5,  # 0.02 suits wide ones
+        bos_token_id=None, eos_token_id=None, pad_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(sizes, attn_implementation="sdpa").eval()

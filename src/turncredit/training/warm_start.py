@@ -61,9 +61,10 @@ def make_renamer(data: Path) -> Renamer:
 
 
 def make_clean(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
-    """Train the clean policy from random weights on clean demonstrations of the search task."""
+    """Train the clean policy, from random weights or a given policy's, on clean demonstrations of the search task."""
     codec, config = Codec.load(tokenizer), scale.warm_start
-    model = make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
+    given = scale.policy.path_or_id
+    model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
     task = next(e.task for e in scale.experiments.values() if e.task.name == "search")
     rows = demonstration_rows(scale, task, data, index, codec, flawed=False)
     imitate(model, rows, config, steps=config.clean_steps, learning_rate=config.clean_learning_rate)
@@ -91,19 +92,21 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
         learning_rate: after the warm-up; falls linearly to a tenth of it.
     """
     torch.set_num_threads(config.threads)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizers = _optimizers(model, learning_rate, config.muon_learning_rate * learning_rate / config.clean_learning_rate)
     model.train()
     bar = tqdm(total=steps, unit="step", disable=not sys.stderr.isatty())
     for step, micro in enumerate(itertools.islice(_shuffled(rows, config), steps)):
         share = min(1.0, (step + 1) / max(1, config.warmup_steps)) * (1 - 0.9 * step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * share
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * share
         logprob_N, _ = token_logprobs(model, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T, 1.0)
         loss = -logprob_N.mean()
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         bar.update()
         if (step + 1) % 100 == 0 or step + 1 == steps:
             bar.set_postfix(loss=f"{loss.item():.3f}")
@@ -113,11 +116,23 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
     model.eval()
 
 
+def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the network (copying is learnt in half the steps), AdamW for the rest."""
+    inside = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    rest = [p for p in model.parameters() if not any(p is q for q in inside)]
+    optimizers = [torch.optim.Muon(inside, lr=muon_learning_rate, momentum=0.95, weight_decay=0.0),
+                  torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimizers
+
+
 def demonstration_rows(scale: Scale, task_config: TaskConfig, data: Path, index: Path, codec: Codec, *,
                        flawed: bool) -> Iterator[list[Row]]:
-    """Endless chunks of demonstrations, most of them renamed; each question twice as different episodes.
+    """Endless chunks of demonstrations, most of them renamed; a flawed question twice as different episodes.
 
-    The questions are the train questions of all datasets (an agent that reads English has seen such
+    The first chunks of clean demonstrations take one-hop questions alone: short episodes teach reading fastest. The questions are the train questions of all datasets (an agent that reads English has seen such
     questions); reinforcement sees those of ``train_on`` alone.
     """
     config = scale.warm_start
@@ -135,6 +150,8 @@ def demonstration_rows(scale: Scale, task_config: TaskConfig, data: Path, index:
     def chunks() -> Iterator[list[Row]]:
         for epoch in itertools.count():
             order = permutation(len(demonstrations), config.seed, "demonstrations", epoch)
+            if epoch == 0 and not flawed:
+                order = [i for i in order if questions[i].hops == 1] * config.one_hop_epochs + order  # renamed afresh each time
             for start in range(0, len(order), _CHUNK):
                 rng = random.Random(digest(config.seed, "names", epoch, start))
                 yield [render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE else d, codec)
