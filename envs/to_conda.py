@@ -16,7 +16,8 @@ NAMES = ("core", "retrieval", "gpu")
 def conda(name: str) -> str:
     """The conda environment of ``<name>.txt``: conda brings Python, pip every pinned package."""
     pins = [line for line in (ENVS / f"{name}.txt").read_text().split("\n") if line and not line.startswith("#")]
-    head = f"# Made from {name}.txt by envs/to_conda.py.\nname: turncredit-{name}\nchannels: [conda-forge, nodefaults]\n"
+    head = (f"# Made from {name}.txt by envs/to_conda.py.\nname: turncredit-{name}\n"
+            "channels: [conda-forge, nodefaults]\n")
     listed = "".join(f"      - {pin}\n" for pin in pins)
     return f"{head}dependencies:\n  - python=3.11\n  - pip\n  - pip:\n{listed}"
 

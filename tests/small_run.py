@@ -154,7 +154,7 @@ def events(at: Callable[[int, str], None]) -> Iterator[None]:
     watch(HFEngine, "generate")
     watch(Learner, "_optimizer_step")
     watch(checkpoint, "sha256")
-    watch(checkpoint, "_sync")
+    watch(checkpoint, "sync")
     watch(trainer, "write_metrics")
     try:
         yield

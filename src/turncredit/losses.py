@@ -39,8 +39,9 @@ def policy_loss(
     ratio_N = (logprob_N - old_logprob_N).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
     objective_N = positive_N * ratio_N.clamp(max=1 + clip_epsilon) + negative_N * ratio_N.clamp(min=1 - clip_epsilon)
     with torch.no_grad():
-        clipped_N = ((ratio_N > 1 + clip_epsilon) & (positive_N > 0)) | ((ratio_N < 1 - clip_epsilon) & (negative_N < 0))
-    return -objective_N.sum(), {"clipped": clipped_N.sum()}
+        above_N = (ratio_N > 1 + clip_epsilon) & (positive_N > 0)
+        below_N = (ratio_N < 1 - clip_epsilon) & (negative_N < 0)
+    return -objective_N.sum(), {"clipped": (above_N | below_N).sum()}
 
 
 def value_loss(

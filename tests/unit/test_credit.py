@@ -56,7 +56,8 @@ def test_the_return_discounts_from_the_first_turn() -> None:
 # --- group baselines ---------------------------------------------------------------------------------------------
 
 def test_zscore_by_hand_and_its_silent_cases() -> None:
-    assert group_zscore([1, 0, 0, 0]) == pytest.approx([0.75 / (np.sqrt(3) / 4 + 1e-6)] + 3 * [-0.25 / (np.sqrt(3) / 4 + 1e-6)])
+    spread = np.sqrt(3) / 4 + 1e-6
+    assert group_zscore([1, 0, 0, 0]) == pytest.approx([0.75 / spread, *3 * [-0.25 / spread]])
     assert group_zscore([3, 1], "sample") == pytest.approx([1 / (np.sqrt(2) + 1e-6), -1 / (np.sqrt(2) + 1e-6)])
     assert group_zscore([0.1 + 0.2, 0.3]).tolist() == [0, 0]  # equal up to rounding is equal
     assert group_zscore([7]).tolist() == [0]
@@ -121,8 +122,9 @@ def test_trees_have_the_papers_number_of_leaves_and_two_turns_are_chains() -> No
 def test_group_rewards_follow_their_placement() -> None:
     group = Group.of_chains([transcript(turn(3), turn(4)), transcript(turn(5), turn(6))])
     rewards = [Given((0.3, 0.0), 0.0), Given((0.0, 0.0), 0.2)]
-    assert np.asarray(estimator("group", "terminal").advantages(group, rewards))[:, 0] == pytest.approx([-1, 1], abs=1e-4)
-    assert np.asarray(estimator("group", "delayed").advantages(group, rewards))[:, 0] == pytest.approx([1, -1], abs=1e-4)
+    for placement, expected in (("terminal", [-1, 1]), ("delayed", [1, -1])):
+        advantages = estimator("group", placement).advantages(group, rewards)
+        assert np.asarray(advantages)[:, 0] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token"])
@@ -151,7 +153,8 @@ def test_a_silent_group_is_counted_and_teaches_nothing() -> None:
 # --- critic ------------------------------------------------------------------------------------------------------
 
 def test_gae_by_hand_value_is_before_the_token() -> None:
-    advantage, target = gae(torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.2]]), torch.ones(1, 2), gamma=0.9, lam=0.8)
+    reward, value = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.2]])
+    advantage, target = gae(reward, value, torch.ones(1, 2), gamma=0.9, lam=0.8)
     last = 1.0 - 0.2
     assert advantage[0].tolist() == pytest.approx([0.9 * 0.2 - 0.5 + 0.9 * 0.8 * last, last])
     assert target[0].tolist() == pytest.approx((advantage[0] + torch.tensor([0.5, 0.2])).tolist())
@@ -163,7 +166,7 @@ def test_observation_tokens_change_nothing(seed: int, gamma: float, lam: float) 
     reward, value = torch.rand(2, 6, generator=generator), torch.rand(2, 6, generator=generator)
     plain = gae(reward, value, torch.ones(2, 6), gamma=gamma, lam=lam)
     where = torch.rand(11, generator=generator).argsort()[:6].sort().values
-    mask, wide_reward, wide_value = torch.zeros(2, 11), torch.full((2, 11), float("nan")), torch.full((2, 11), float("nan"))
+    mask, wide_reward, wide_value = (torch.full((2, 11), fill) for fill in (0.0, float("nan"), float("nan")))
     mask[:, where], wide_reward[:, where], wide_value[:, where] = 1, reward, value
     for found, expected in zip(gae(wide_reward, wide_value, mask, gamma=gamma, lam=lam), plain, strict=True):
         assert torch.equal(found[:, where], expected)
@@ -219,7 +222,7 @@ def test_inputs_are_never_changed(kind: str, placement: str) -> None:
     rewards = [random_rewards(2, groups[0])]
     rows = rows_of(groups)
     count = sum(sum(row.loss_mask) for row in rows)
-    tensors = {"old_logprob_N": torch.randn(count), "reference_logprob_N": torch.randn(count), "value_N": torch.randn(count)}
+    tensors = {name: torch.randn(count) for name in ("old_logprob_N", "reference_logprob_N", "value_N")}
     before = copy.deepcopy((groups, rewards, rows, tensors))
     estimator(kind, placement).credit(groups, rewards, rows, **tensors)
     assert (groups, rewards, rows) == before[:3]

@@ -36,7 +36,8 @@ def test_the_clip_stops_gains_and_not_losses() -> None:
 @given(st.lists(st.tuples(st.floats(-1, 1), st.floats(-2, 2)), min_size=1, max_size=8))
 def test_the_surrogate_is_the_textbook_minimum(pairs: list[tuple[float, float]]) -> None:
     log_ratio, advantage = (torch.tensor(x) for x in zip(*pairs, strict=True))
-    loss, _ = policy_loss(log_ratio, torch.zeros(len(pairs)), advantage.clamp(min=0), advantage.clamp(max=0), clip_epsilon=0.2)
+    loss, _ = policy_loss(log_ratio, torch.zeros(len(pairs)), advantage.clamp(min=0), advantage.clamp(max=0),
+                          clip_epsilon=0.2)
     ratio = log_ratio.exp()
     textbook = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
     assert loss.item() == pytest.approx(-textbook.item(), abs=1e-5)
@@ -47,7 +48,8 @@ class Table(torch.nn.Module):
 
     def __init__(self, seed: int, vocabulary: int = 30) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(97, vocabulary, generator=torch.Generator().manual_seed(seed), dtype=torch.double))
+        generator = torch.Generator().manual_seed(seed)
+        self.weight = torch.nn.Parameter(torch.randn(97, vocabulary, generator=generator, dtype=torch.double))
 
     def logprob(self, ids: list[int], t: int) -> Tensor:
         bucket = sum((i + 1) * token for i, token in enumerate(ids[:t])) % 97
@@ -64,11 +66,13 @@ def objective(model: Table, groups: list[Group], credit: TokenCredit, beta: floa
                 ref.append(reference.logprob(ids, t).detach())
                 old.append(old_all[t])
     old_N = torch.tensor(old, dtype=torch.double)
-    loss, _ = policy_loss(torch.stack(new), old_N, credit.positive_N.double(), credit.negative_N.double(), clip_epsilon=0.2)
+    loss, _ = policy_loss(torch.stack(new), old_N, credit.positive_N.double(), credit.negative_N.double(),
+                          clip_epsilon=0.2)
     return loss + beta * kl_k3(torch.stack(new), torch.stack(ref), credit.weight_N.double())
 
 
-def written_out(model: Table, groups: list[Group], estimator: GroupEstimator, rewards, beta: float, reference: Table) -> Tensor:
+def written_out(model: Table, groups: list[Group], estimator: GroupEstimator, rewards, beta: float,
+                reference: Table) -> Tensor:
     """Eq. 3 as it stands, on every leaf apart: a shared turn is computed once for each leaf."""
     total = torch.zeros((), dtype=torch.double)
     for group, group_rewards in zip(groups, rewards, strict=True):
@@ -87,9 +91,10 @@ def written_out(model: Table, groups: list[Group], estimator: GroupEstimator, re
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 3), st.integers(2, 4), st.sampled_from([0.0, 0.4]), st.sampled_from([0.0, 0.1]),
-       st.sampled_from(["per_turn", "terminal"]))
-def test_a_tree_equals_its_leaves_written_out(seed: int, branching: int, turns: int, early: float, beta: float, placement: str) -> None:
+@given(st.integers(0, 10_000), st.integers(2, 3), st.integers(2, 4), st.sampled_from([0.0, 0.4]),
+       st.sampled_from([0.0, 0.1]), st.sampled_from(["per_turn", "terminal"]))
+def test_a_tree_equals_its_leaves_written_out(seed: int, branching: int, turns: int, early: float, beta: float,
+                                              placement: str) -> None:
     groups = [random_tree(seed + i, branching, turns, early=early, question=str(i)) for i in range(2)]
     rewards = [random_rewards(seed + i, group) for i, group in enumerate(groups)]
     model, twin, reference = Table(seed), Table(seed), Table(seed + 1)  # old log-probs are random: off-policy, clipped
@@ -132,7 +137,8 @@ def test_losses_add_up_over_any_split_and_leave_inputs_alone() -> None:
     new, old, positive, negative = inputs[0], inputs[1], inputs[2].clamp(min=0), inputs[2].clamp(max=0)
     whole, _ = policy_loss(new, old, positive, negative, clip_epsilon=0.2)
     for cut in (1, 4, 7):
-        parts = [policy_loss(new[s], old[s], positive[s], negative[s], clip_epsilon=0.2)[0] for s in (slice(None, cut), slice(cut, None))]
+        parts = [policy_loss(new[s], old[s], positive[s], negative[s], clip_epsilon=0.2)[0]
+                 for s in (slice(None, cut), slice(cut, None))]
         assert sum(parts).item() == pytest.approx(whole.item(), rel=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
 

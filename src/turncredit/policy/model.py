@@ -7,8 +7,6 @@ values are computed where ``loss_mask`` is 1, nowhere else.
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from turncredit.config import PolicyConfig
 from turncredit.errors import CheckpointError, ConfigError, DataError
+from turncredit.files import atomic_folder
 
 
 def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: bool = True) -> PreTrainedModel:
@@ -37,7 +36,8 @@ def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: 
         vocab_size=vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
         num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
         intermediate_size=config.intermediate_size, max_position_embeddings=config.max_positions,
-        tie_word_embeddings=tied, attention_dropout=0.0, initializer_range=config.hidden_size**-0.5,  # 0.02 suits wide ones
+        tie_word_embeddings=tied, attention_dropout=0.0,
+        initializer_range=config.hidden_size**-0.5,  # the usual 0.02 suits wide models
         bos_token_id=None, eos_token_id=None, pad_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -80,19 +80,10 @@ def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedToken
     Raises:
         DataError: the disk is full or the place is not writable.
     """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
-            fresh, stale = Path(name) / "fresh", Path(name) / "stale"
-            model.save_pretrained(fresh)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(fresh)
-            if folder.exists():
-                folder.rename(stale)
-            fresh.rename(folder)
-            shutil.rmtree(stale, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{folder}: cannot be written: {error}", "free some space or choose another place") from error
+    with atomic_folder(folder) as fresh:
+        model.save_pretrained(fresh)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(fresh)
 
 
 class Critic(nn.Module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turncredit.errors import CheckpointError, DataError
-from turncredit.files import sha256
+from turncredit.files import disk_error, sha256, sync
 
 CONTENTS = "contents.json"
 _TEMPORARY = ".saving-"
@@ -33,30 +32,43 @@ def save(root: Path, step: int, identity: str, write: Callable[[Path], None], ke
         DataError: the disk is full or the place is not writable; the checkpoints before stay.
     """
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(f"{_TEMPORARY}*"):  # of a save that was killed; the run lock is ours
-            shutil.rmtree(leftover)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}step-{step}.", dir=root))
-        temporary.chmod(0o755)
-        write(temporary)
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        contents = {"step": step, "identity": identity,
-                    "files": {path.relative_to(temporary).as_posix(): sha256(path) for path in files}}
-        (temporary / CONTENTS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
-        for path in (*files, temporary / CONTENTS):
-            _sync(path)
-        target = root / f"step-{step}"
-        if target.exists():  # saved before, damaged or by an interrupted validation
-            target.rename(temporary / "replaced")
-        temporary.rename(target)
-        _sync(root)
-        shutil.rmtree(target / "replaced", ignore_errors=True)
-        for _, path in _found(root)[keep:]:
-            shutil.rmtree(path)
-    except OSError as error:
-        raise DataError(f"{root}: checkpoint {step} cannot be saved: {error.strerror or error}",
+        return _save(root, step, identity, write, keep)
+    except Exception as error:
+        if (reason := disk_error(error)) is None:
+            raise
+        raise DataError(f"{root}: checkpoint {step} cannot be saved: {reason}",
                         "free some space; the checkpoints before are kept") from error
+    finally:
+        _sweep(root)
+
+
+def _save(root: Path, step: int, identity: str, write: Callable[[Path], None], keep: int) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    _sweep(root)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}step-{step}.", dir=root))
+    temporary.chmod(0o755)
+    write(temporary)
+    files = sorted(path for path in temporary.rglob("*") if path.is_file())
+    contents = {"step": step, "identity": identity,
+                "files": {path.relative_to(temporary).as_posix(): sha256(path) for path in files}}
+    (temporary / CONTENTS).write_text(json.dumps(contents, indent=1), encoding="utf-8")
+    for path in (*files, temporary / CONTENTS):
+        sync(path)
+    target = root / f"step-{step}"
+    if target.exists():  # saved before, damaged or by an interrupted validation
+        target.rename(temporary / "replaced")
+    temporary.rename(target)
+    sync(root)
+    shutil.rmtree(target / "replaced", ignore_errors=True)
+    for _, path in _found(root)[keep:]:
+        shutil.rmtree(path)
     return target
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a save left that failed or was killed; the run lock is ours."""
+    for leftover in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def newest(root: Path, identity: str) -> Path | None:
@@ -116,12 +128,3 @@ def _problem(path: Path, step: int) -> str | None:
         return None if (contents["step"], bool(contents["identity"])) == (step, True) else f"is not of step {step}"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, DataError) as error:
         return f"cannot be read ({error.message if isinstance(error, DataError) else error})"
-
-
-def _sync(path: Path) -> None:
-    """Ask the disk to hold a file or folder before it is renamed or relied on."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

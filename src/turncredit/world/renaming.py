@@ -50,14 +50,16 @@ class Renamer:
         """
         words, found, plain, i = _WORD.findall(text), [], "", 0
         while i < len(words):
-            match = next((m for m in self._by_first_word.get(words[i], ()) if tuple(words[i:i + len(m[0])]) == m[0]), None)
+            named = self._by_first_word.get(words[i], ())
+            match = next(((name, len(parts)) for parts, name in named if tuple(words[i:i + len(parts)]) == parts), None)
             if match is None:
                 plain, i = plain + words[i], i + 1
                 continue
+            name, length = match
             if plain:
                 found.append((plain, False))
-            found.append((match[1], True))
-            plain, i = "", i + len(match[0])
+            found.append((name, True))
+            plain, i = "", i + length
         return [*found, (plain, False)] if plain else found
 
     def kind(self, name: str) -> str:
