@@ -65,10 +65,11 @@ smoke: $(VENV)
 	$(call workflow,--config scale=smoke runs=fresh -- all)
 
 bench: $(VENV)
-	$(BIN)/turncredit bench --scale $(SCALE)
+	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
+	@$(BIN)/turncredit bench --scale $(SCALE)
 
 test: $(VENV)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)
 	$(BIN)/ruff check .

@@ -26,16 +26,17 @@ class Clone:
         """Run Snakemake there; stdout and stderr are joined."""
         return self.run(sys.executable, "-m", "snakemake", "--cores", "2", *arguments, check=check)
 
-    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, check: bool = True, timeout_s: float = 800) -> subprocess.CompletedProcess[str]:
+        """Run a command there; with ``check`` a failure shows its output."""
         done = subprocess.run(command, cwd=self.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              stdin=subprocess.DEVNULL, timeout=800, check=False,
+                              stdin=subprocess.DEVNULL, timeout=timeout_s, check=False,
                               env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert not check or done.returncode == 0, done.stdout
         return done
 
     def jobs(self, *arguments: str) -> dict[str, int]:
         """What a dry run would do: rule -> number of jobs, targets without work of their own left out."""
-        output = self.snakemake("--dry-run", "--quiet", "rules", *arguments).stdout
+        output = self.snakemake(*arguments, "--dry-run", "--quiet", "rules").stdout
         counted = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE)}
         return {name: count for name, count in counted.items() if name not in ("total", "all", "search")}
 

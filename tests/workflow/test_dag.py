@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_seeds_can_differ_between_experiments(clone: Clone) -> None:
 
 def test_a_fresh_clone_draws_a_figure_from_shipped_runs_alone(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search")
-    assert clone.jobs(FIGURE) == {"figure": 1}
+    assert clone.jobs(FIGURE) == {"figure_fig3_training_dynamics": 1}
     assert "results/shipped/mini/search" in clone.snakemake("--dry-run", FIGURE).stdout
 
 
@@ -65,10 +66,10 @@ def test_auto_prefers_runs_made_here_once_all_are_there(clone: Clone, ship: Call
     drawn = clone.snakemake("--dry-run", FIGURE).stdout
     assert "results/mini/search" in drawn
     assert "shipped" not in drawn
-    assert clone.jobs(FIGURE) == {"figure": 1}
+    assert clone.jobs(FIGURE) == {"figure_fig3_training_dynamics": 1}
 
 
-def touch_run(run) -> None:  # type: ignore[no-untyped-def]
+def touch_run(run: Path) -> None:
     run.mkdir(parents=True)
     for name in ("metrics.csv", "manifest.json", "evaluation.csv"):
         (run / name).touch()
@@ -114,7 +115,8 @@ def test_the_workflow_passes_snakemakes_lint(clone: Clone) -> None:
     (["--config", "experiments=serach"], ["no experiment 'serach'", "did you mean 'search'?"]),
     (["results/mini/search/MT-PPX/seed-0/metrics.csv"], ["no arm 'MT-PPX'", "did you mean 'MT-PPO'?"]),
     (["results/mini/serach/MT-PPO/seed-0/metrics.csv"], ["no experiment 'serach'", "did you mean 'search'?"]),
-    (["figures/mini/fig3_training_dynamic.pdf"], ["did you mean 'fig3_training_dynamics'?"]),
+    (["figures/mini/fig3_training_dynamic.pdf"], ["No rule to produce figures/mini/fig3_training_dynamic.pdf"]),
+    (["figures/mega/fig3_training_dynamics.pdf"], ["No rule to produce figures/mega/fig3_training_dynamics.pdf"]),
 ])
 def test_a_mistyped_call_is_refused_with_the_nearest_name(clone: Clone, arguments: list[str], says: list[str]) -> None:
     done = clone.snakemake("--dry-run", *arguments, check=False)

@@ -19,6 +19,8 @@ os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.env
 
 if isinstance(config.get("experiments"), str):
     config["experiments"] = [config["experiments"]]
+if isinstance(config.get("seeds"), dict):  # on the command line the numbers in a mapping stay text
+    config["seeds"] = {name: int(n) if str(n).isdigit() else n for name, n in config["seeds"].items()}
 for key in config.keys() - {"scale", "seeds", "runs", "experiments"}:
     raise WorkflowError(f"--config {key}: no such key; {nearest(key, ['scale', 'seeds', 'runs', 'experiments'])}")
 validate(config, "../schemas/config.schema.json")

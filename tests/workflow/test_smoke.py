@@ -1,0 +1,155 @@
+"""The whole workflow at scale smoke, really run once, and what later calls then do.
+
+One worker runs all of this file (``xdist_group``), since the tests share the finished run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.workflow.conftest import Clone, make_clone
+from turncredit.config import load_scale
+from turncredit.reporting.figures import FIGURES
+from turncredit.reporting.tables import TABLES
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smoke"), pytest.mark.timeout(2400)]
+SMOKE = ("--config", "scale=smoke", "runs=fresh")
+LIMIT_S = 2000.0  # three minutes where nothing else runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    """A clone in which `make smoke` was killed half-way and then typed again."""
+    clone = make_clone(tmp_path_factory.mktemp("smoke") / "a clone")
+    (clone.root / ".venv").mkdir()
+    (clone.root / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (clone.root / ".venv" / ".installed").touch()
+    with (clone.root / "first.log").open("w") as log:
+        first = subprocess.Popen(["make", "smoke", "CORES=2"], cwd=clone.root, stdout=log, stderr=log,
+                                 stdin=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + LIMIT_S
+        while not (clone.root / "results/smoke/search").exists() and first.poll() is None:
+            assert time.monotonic() < deadline, "no training run has started"
+            time.sleep(0.2)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    assert not (clone.root / "paper_tables/smoke/audit.csv").exists()
+    assert list((clone.root / ".snakemake/locks").iterdir()), "the killed workflow leaves its lock"
+    clone.run("make", "smoke", "CORES=2", timeout_s=LIMIT_S)
+    yield clone
+    shutil.rmtree(clone.root)
+
+
+@pytest.fixture
+def after(finished: Clone, tmp_path: Path) -> Clone:
+    """A copy of the finished clone, times of files included, elsewhere."""
+    shutil.copytree(finished.root, tmp_path / "moved", symlinks=True,
+                    ignore=lambda folder, names: [n for n in names if n == "server"])
+    return Clone(tmp_path / "moved")
+
+
+def test_every_page_is_there(finished: Clone) -> None:
+    for name in FIGURES:
+        for end in ("pdf", "png", "csv"):
+            assert (finished.root / f"figures/smoke/{name}.{end}").stat().st_size > 0
+    for name in TABLES:
+        for end in ("csv", "md", "tex"):
+            assert (finished.root / f"paper_tables/smoke/{name}.{end}").stat().st_size > 0
+    audit = pd.read_csv(finished.root / "paper_tables/smoke/audit.csv")
+    assert set(audit["id"][audit["kind"] == "claim"]) == {str(n) for n in range(1, 21)}
+    assert not audit["runs"].str.contains("shipped", na=False).any()
+
+
+def test_every_run_has_its_three_files_and_a_policy(finished: Clone) -> None:
+    scale = load_scale("smoke", finished.root / "config")
+    for experiment, settings in scale.experiments.items():
+        for arm in settings.arms:
+            where, name = scale.identical(experiment, arm)
+            run = Path("smoke", where, name, "seed-0")
+            assert {p.name for p in (finished.root / "results" / run).iterdir()} == {
+                "metrics.csv", "evaluation.csv", "manifest.json"}
+            assert (finished.root / "checkpoints" / run / "final" / "config.json").exists()
+
+
+def test_the_headline_says_where_the_pages_are(finished: Clone) -> None:
+    output = finished.run(".venv/bin/turncredit", "headline", "--scale", "smoke").stdout
+    assert "paper_tables/smoke/audit.md" in output
+    assert "MT-PPO" in output
+
+
+def test_the_audit_is_printed(finished: Clone) -> None:
+    assert "| reported | ours |" in finished.snakemake("audit", *SMOKE).stdout
+
+
+def test_a_second_run_does_nothing_even_in_another_place(after: Clone) -> None:
+    """So no parameter holds a path, a time or anything else that is not science."""
+    assert after.jobs(*SMOKE) == {}
+
+
+def test_a_comment_reruns_nothing_and_drawing_code_only_draws(after: Clone) -> None:
+    for path in (after.root / "config/smoke.yaml", after.root / "src/turncredit/training/trainer.py",
+                 after.root / "Snakefile", after.root / "workflow/rules/train.smk"):
+        path.write_text(path.read_text() + "\n# a comment\n")
+    assert after.jobs(*SMOKE) == {}
+    (after.root / "src/turncredit/reporting/figures.py").touch()
+    jobs = after.jobs(*SMOKE)
+    assert jobs
+    assert all(name.startswith("figure_") or name in ("table", "audit_table") for name in jobs)
+
+
+def test_a_change_of_science_reruns_exactly_the_runs_that_it_touches(after: Clone) -> None:
+    path = after.root / "config/smoke.yaml"
+    path.write_text(path.read_text().replace("overrides: {search_cost: 0.0}", "overrides: {search_cost: 0.05}"))
+    jobs = after.jobs(*SMOKE)
+    assert (jobs["train"], jobs["evaluate"], jobs["collect"]) == (1, 1, 1)
+    assert "world" not in jobs
+    assert "base_policy" not in jobs
+
+
+def test_a_world_that_changes_reruns_everything(after: Clone) -> None:
+    path = after.root / "config/smoke.yaml"
+    path.write_text(path.read_text().replace("cities: 100", "cities: 101"))
+    jobs = after.jobs(*SMOKE)
+    assert jobs["world"] == jobs["build_index"] == jobs["clean_policy"] == 1
+    assert jobs["train"] == jobs["evaluate"] == 14
+
+
+def test_the_report_is_made_offline_with_captions(after: Clone) -> None:
+    after.snakemake("--report", "report.html", *SMOKE)
+    report = (after.root / "report.html").read_text()
+    assert "fig3_training_dynamics" in report
+    assert "exponential moving average" in report
+
+
+def test_what_was_shipped_is_drawn_in_a_fresh_clone_without_training(finished: Clone, tmp_path: Path) -> None:
+    finished.snakemake("ship_runs", *SMOKE)
+    fresh = make_clone(tmp_path / "fresh")
+    shutil.move(finished.root / "results/shipped/smoke", fresh.root / "results/shipped/smoke")
+    page = "figures/smoke/fig3_training_dynamics.pdf"
+    assert fresh.jobs(page) == {"figure_fig3_training_dynamics": 1}
+    said = fresh.snakemake(page).stdout
+    assert "from results/shipped/smoke/search" in said
+    assert (fresh.root / page).exists()
+    assert not (fresh.root / "data").exists()
+
+
+def test_a_second_workflow_in_the_same_folder_is_turned_away(finished: Clone) -> None:
+    lock = finished.root / ".snakemake/owner.lock"
+    with subprocess.Popen(["flock", str(lock), "sleep", "600"]) as holder:
+        while subprocess.run(["flock", "--nonblock", str(lock), "true"], check=False).returncode == 0:
+            time.sleep(0.05)
+        done = finished.run("make", "smoke", check=False)
+        subprocess.run(["pkill", "--parent", str(holder.pid)], check=False)
+        holder.terminate()
+    assert done.returncode != 0
+    assert "another workflow runs in this folder" in done.stdout
