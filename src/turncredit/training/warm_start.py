@@ -9,39 +9,48 @@ flawed demonstrations gives it bad habits, which makes a task's *base* policy, w
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from turncredit.config import FLAWS, Scale, TaskConfig, WarmStartConfig
+from turncredit.config import FLAWS, PolicyConfig, Scale, TaskConfig, WarmStartConfig
 from turncredit.credit import Row
-from turncredit.policy.chat import Codec, train_tokenizer
+from turncredit.errors import ConfigError, DataError
+from turncredit.files import atomic_folder
+from turncredit.policy.chat import Codec, load_tokenizer, train_tokenizer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.retrieval.corpus import read_corpus
 from turncredit.retrieval.service import retriever
 from turncredit.tasks import make_task
 from turncredit.training.batch import Batch, MicroBatch
 from turncredit.training.demonstrations import Demonstration, demonstrate, flaw_rates, kind_of, renamed
+from turncredit.training.learner import finite
+from turncredit.training.run import read_split
 from turncredit.training.seeding import digest, permutation
-from turncredit.transcript import StopReason, Transcript, Turn, TurnStop
+from turncredit.transcript import Transcript, Turn, TurnStop
+from turncredit.world.build import checked
 from turncredit.world.facts import load_facts
-from turncredit.world.questions import Question, read_questions
 from turncredit.world.renaming import Renamer
 
 _RENAMED_SHARE = 0.8  # of the demonstrations; the others are true
 _CHUNK = 2048  # demonstrations rendered at a time
 
 
-def make_tokenizer(data: Path, vocabulary: int, output: Path) -> None:
-    """Train the tokenizer on the world's passages, names and training questions; save it as a folder."""
-    passages = [passage.document() for passage in read_corpus(data / "corpus.jsonl")]
-    questions = [q.question for path in sorted((data / "questions").glob("*.train.jsonl")) for q in read_questions(path)]
+def make_tokenizer(data: Path, config: PolicyConfig, output: Path) -> None:
+    """Save the tokenizer of the given policy, or one trained on the world's passages, names and train questions."""
+    tokenizer = load_tokenizer(config.path_or_id) if config.path_or_id else _trained_tokenizer(data, config.vocabulary)
+    with atomic_folder(output) as fresh:
+        tokenizer.save_pretrained(fresh)
+
+
+def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
+    passages = [passage.document() for passage in read_corpus(checked(data, "corpus.jsonl"))]
+    questions = [question.question for question in read_split(data, "train", None)]
     renamer = make_renamer(data)
     names = [name for names in renamer.names_of.values() for name in names]
     fixed = ["Question: Doc 1(Title: Doc 2(Title: Doc 3(Title: find unclear Invalid. Search or answer.",
@@ -49,14 +58,12 @@ def make_tokenizer(data: Path, vocabulary: int, output: Path) -> None:
     texts = itertools.chain(
         (f" {passage.title}) {passage.text}" for passage in passages), (f" {q}" for q in questions),
         (f" {name}" for name in names), fixed * 50)
-    tokenizer = train_tokenizer(texts, vocabulary)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(output)
+    return train_tokenizer(texts, vocabulary)
 
 
 def make_renamer(data: Path) -> Renamer:
     """All names of the world that lies in ``data``."""
-    titles = (passage.document().title for passage in read_corpus(data / "corpus.jsonl"))
+    titles = (passage.document().title for passage in read_corpus(checked(data, "corpus.jsonl")))
     return Renamer.of(load_facts(), titles)
 
 
@@ -65,7 +72,10 @@ def make_clean(scale: Scale, data: Path, index: Path, tokenizer: Path, output: P
     codec, config = Codec.load(tokenizer), scale.warm_start
     given = scale.policy.path_or_id
     model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
-    task = next(e.task for e in scale.experiments.values() if e.task.name == "search")
+    task = next((e.task for e in scale.experiments.values() if e.task.name == "search"), None)
+    if task is None:
+        raise ConfigError(f"no experiment of scale {scale.name!r} plays 'search', which the clean policy learns",
+                          "add one to its experiments")
     rows = demonstration_rows(scale, task, data, index, codec, flawed=False)
     imitate(model, rows, config, steps=config.clean_steps, learning_rate=config.clean_learning_rate)
     save_policy(model, output, codec.tokenizer)
@@ -90,36 +100,45 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
         config: batch, warm-up, threads and seed.
         steps: optimiser steps.
         learning_rate: after the warm-up; falls linearly to a tenth of it.
+
+    Raises:
+        NonFiniteError: the loss or its gradient is NaN or infinite.
     """
     torch.set_num_threads(config.threads)
-    optimizers = _optimizers(model, learning_rate, config.muon_learning_rate * learning_rate / config.clean_learning_rate)
+    muon_learning_rate = config.muon_learning_rate * learning_rate / config.clean_learning_rate
+    optimizers = _optimizers(model, learning_rate, muon_learning_rate)
     model.train()
     bar = tqdm(total=steps, unit="step", disable=not sys.stderr.isatty())
-    for step, micro in enumerate(itertools.islice(_shuffled(rows, config), steps)):
+    for step, micros in enumerate(itertools.islice(_steps(rows, config), steps)):
         share = min(1.0, (step + 1) / max(1, config.warmup_steps)) * (1 - 0.9 * step / steps)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * share
-        logprob_N, _ = token_logprobs(model, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T, 1.0)
-        loss = -logprob_N.mean()
         model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        tokens, loss = sum(len(micro.flat_N) for micro in micros), 0.0
+        for micro in micros:
+            logprob_N, _ = token_logprobs(model, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T, 1.0)
+            part = -logprob_N.sum() / tokens
+            part.backward()
+            loss += part.item()
+        finite("the warm start's gradient", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         for optimizer in optimizers:
             optimizer.step()
         bar.update()
         if (step + 1) % 100 == 0 or step + 1 == steps:
-            bar.set_postfix(loss=f"{loss.item():.3f}")
+            bar.set_postfix(loss=f"{loss:.3f}")
             if bar.disable:
-                print(f"warm start {step + 1}/{steps} loss {loss.item():.3f}", file=sys.stderr)
+                print(f"warm start {step + 1}/{steps} loss {loss:.3f}", file=sys.stderr)
     bar.close()
     model.eval()
 
 
 def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the network (copying is learnt in half the steps), AdamW for the rest."""
-    inside = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
-    rest = [p for p in model.parameters() if not any(p is q for q in inside)]
+    inside, rest = [], []
+    for name, parameter in model.named_parameters():
+        matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
+        (inside if matrix else rest).append(parameter)
     optimizers = [torch.optim.Muon(inside, lr=muon_learning_rate, momentum=0.95, weight_decay=0.0),
                   torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
     for optimizer in optimizers:
@@ -132,26 +151,34 @@ def demonstration_rows(scale: Scale, task_config: TaskConfig, data: Path, index:
                        flawed: bool) -> Iterator[list[Row]]:
     """Endless chunks of demonstrations, most of them renamed; a flawed question twice as different episodes.
 
-    The first chunks of clean demonstrations take one-hop questions alone: short episodes teach reading fastest. The questions are the train questions of all datasets (an agent that reads English has seen such
-    questions); reinforcement sees those of ``train_on`` alone.
+    The questions are the train questions of all datasets (an agent that reads English has seen such
+    questions); reinforcement sees those of ``train_on`` alone. The first chunks of clean
+    demonstrations take one-hop questions alone: short episodes teach reading fastest.
+
+    Raises:
+        DataError: a file of the world is missing or altered, or has no question that the task fits.
+        RetrieverError: the retriever cannot be reached.
     """
     config = scale.warm_start
-    questions = [q for path in sorted((data / "questions").glob("*.train.jsonl")) for q in read_questions(path)]
+    questions = read_split(data, "train", None)
     if task_config.max_turns <= 2:  # one call is all that fits
         questions = [q for q in questions if q.hops == 1]
+    if not questions:
+        raise DataError(f"{data}: no train question of one hop, which is all that {task_config.max_turns} turns allow",
+                        "name a dataset of one hop in world.in_domain: facts or inverse")
     kinds = [kind_of(question) for question in questions]
     means = config.flaws if flawed else dict.fromkeys(FLAWS, 0.0)
     rates = flaw_rates(kinds, means, config.flaw_spread, config.seed)
     renamer = make_renamer(data)
     with retriever(index, scale.retriever) as search:
-        demonstrations = demonstrate(_repeat(questions, 2 if flawed else 1), make_task(task_config), search, codec, renamer,
+        demonstrations = demonstrate(questions * (2 if flawed else 1), make_task(task_config), search, codec, renamer,
                                      rates, config.seed)
 
     def chunks() -> Iterator[list[Row]]:
         for epoch in itertools.count():
             order = permutation(len(demonstrations), config.seed, "demonstrations", epoch)
-            if epoch == 0 and not flawed:
-                order = [i for i in order if questions[i].hops == 1] * config.one_hop_epochs + order  # renamed afresh each time
+            if epoch == 0 and not flawed:  # renamed afresh each time
+                order = [i for i in order if questions[i].hops == 1] * config.one_hop_epochs + order
             for start in range(0, len(order), _CHUNK):
                 rng = random.Random(digest(config.seed, "names", epoch, start))
                 yield [render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE else d, codec)
@@ -169,20 +196,16 @@ def render(demonstration: Demonstration, codec: Codec) -> Row:
         seen_ids = () if last else codec.encode_observation(seen.text, seen.role)
         turns.append(Turn(said, ids, (0.0,) * len(ids), TurnStop.TAG, seen, seen_ids))
     prompt_ids = codec.encode_prompt(demonstration.prompt)
-    transcript = Transcript(demonstration.question_id, prompt_ids, tuple(turns), StopReason.ANSWERED)
+    transcript = Transcript(demonstration.question_id, prompt_ids, tuple(turns), demonstration.stop)
     return Row(transcript, (True,) * len(turns), (0, 0))
 
 
-def _shuffled(rows: Iterator[list[Row]], config: WarmStartConfig) -> Iterator[MicroBatch]:
-    """Batches of rows of like length, in a seeded order within each chunk."""
+def _steps(rows: Iterator[list[Row]], config: WarmStartConfig) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each optimiser step; rows of every length in each, or the steps would pull apart."""
     for n, chunk in enumerate(rows):
         batch = Batch.of(chunk)
-        tokens = config.batch * sum(map(len, batch.ids_R)) // len(batch.ids_R)
-        micros = batch.micro_batches(range(len(chunk)), tokens)
-        for i in permutation(len(micros), config.seed, "batches", n):
-            yield micros[i]
-
-
-def _repeat(questions: Sequence[Question], times: int) -> list[Question]:
-    return [question for _ in range(times) for question in questions]
+        order = permutation(len(chunk), config.seed, "batches", n)
+        for start in range(0, len(order) - config.batch + 1, config.batch):
+            step = order[start:start + config.batch]
+            yield batch.micro_batches(step, sum(len(batch.ids_R[r]) for r in step) // 2)
 
