@@ -88,9 +88,11 @@ def world(scale: ScaleName = "mini", root: Root = Path()) -> None:
 def index(scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Build the Lucene index of the passages."""
     from turncredit.retrieval.lucene import build_index
+    from turncredit.world.build import checked
 
     settings = _scale(scale, root).retriever
-    manifest = build_index(root / "data" / scale / "corpus.jsonl", root / "index" / scale, k1=settings.k1, b=settings.b)
+    corpus = checked(root / "data" / scale, "corpus.jsonl")
+    manifest = build_index(corpus, root / "index" / scale, k1=settings.k1, b=settings.b)
     typer.echo(f"{manifest.documents} passages in {manifest.seconds:.1f} s")
 
 
@@ -105,10 +107,10 @@ def serve(scale: ScaleName = "mini", root: Root = Path(), host: str = "127.0.0.1
 
 @app.command()
 def tokenizer(scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Train the tokenizer on the mini world."""
+    """Train the tokenizer on the mini world, or take that of ``policy.path_or_id``."""
     from turncredit.training.warm_start import make_tokenizer
 
-    make_tokenizer(root / "data" / scale, _scale(scale, root).policy.vocabulary, root / "policy" / scale / "tokenizer")
+    make_tokenizer(root / "data" / scale, _scale(scale, root).policy, root / "policy" / scale / "tokenizer")
 
 
 @app.command("warm-start")
@@ -247,6 +249,19 @@ def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.
     settings = _scale(scale, root)
     shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
     update_readme(root / "README.md", readme_section(_entries(folders, settings, root), settings, shown))
+
+
+@app.command()
+def bench(steps: Annotated[int, typer.Option(min=1, help="measured training steps of each arm")] = 5,
+          scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Measure what training, trees, retrieval and sampling cost on this machine; minutes."""
+    from rich.console import Console
+
+    from turncredit.benchmark import run_benchmark, save, tables
+
+    measured = list(run_benchmark(_scale(scale, root), root, steps))
+    save(measured, root / "benchmarks" / scale / "bench.csv")
+    Console(width=120).print(*tables(measured), sep="\n")
 
 
 def _entries(folders: list[Path] | None, scale: Scale, root: Path) -> list[Entry]:
