@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from turncredit.closed import Closed, explain, read_mapping
 from turncredit.errors import ConfigError, nearest
 
 Estimator = Literal["group", "critic"]
 Placement = Literal["terminal", "delayed", "per_turn"]
 Content = Literal["outcome", "merged", "full"]
-
-
-class Closed(BaseModel):
-    """A frozen model that refuses unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Algorithm(Closed):
@@ -72,6 +67,9 @@ class TaskConfig(Closed):
     instruction: Literal["short", "full"] = "short"  # the prompt: the question alone, or the protocol too
 
 
+Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]
+
+
 class WorldConfig(Closed):
     """The mini world: real country facts as passages and questions."""
 
@@ -80,8 +78,15 @@ class WorldConfig(Closed):
     train_questions: int = Field(2000, ge=1)  # per in-domain dataset
     validation_questions: int = Field(64, ge=1)  # per in-domain dataset
     test_questions: int = Field(100, ge=1)  # per dataset
-    in_domain: tuple[str, ...] = ("facts", "bridge")
-    out_of_domain: tuple[str, ...] = ("inverse", "compose", "chain")
+    in_domain: tuple[Dataset, ...] = ("facts", "bridge")
+    out_of_domain: tuple[Dataset, ...] = ("inverse", "compose", "chain")
+
+    @model_validator(mode="after")
+    def _each_dataset_once(self) -> WorldConfig:
+        names = (*self.in_domain, *self.out_of_domain)
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"out_of_domain: {repeated[0]!r} is named twice; name it here or in in_domain, once")
+        return self
 
 
 class RetrieverConfig(Closed):
@@ -131,7 +136,7 @@ class WarmStartConfig(Closed):
     @model_validator(mode="after")
     def _all_flaws_are_chances(self) -> WarmStartConfig:
         if set(self.flaws) != set(FLAWS) or not all(0 <= chance <= 1 for chance in self.flaws.values()):
-            raise ValueError(f"flaws: a chance in [0, 1] for each of {', '.join(FLAWS)}")
+            raise ValueError(f"flaws = {self.flaws}: give a chance in [0, 1] to each of {', '.join(FLAWS)}")
         return self
 
 
@@ -212,21 +217,30 @@ class Scale(Closed):
     algorithms: dict[str, Algorithm]
 
     @model_validator(mode="after")
-    def _names_exist(self) -> Scale:
-        datasets = (*self.world.in_domain, *self.world.out_of_domain)
+    def _parts_fit_together(self) -> Scale:
         for name, experiment in self.experiments.items():
-            for dataset in experiment.train_on:
-                if dataset not in datasets:
-                    raise ValueError(f"experiments.{name}.train_on: no dataset {dataset!r}; {nearest(dataset, datasets)}")
-            for arm_name, arm in experiment.arms.items():
-                where = f"experiments.{name}.arms.{arm_name}"
-                if arm.algorithm not in self.algorithms:
-                    raise ValueError(f"{where}.algorithm: {arm.algorithm!r}; {nearest(arm.algorithm, self.algorithms)}")
-                if arm.same_as is not None:
-                    other, _, other_arm = arm.same_as.partition("/")
-                    if other not in self.experiments or other_arm not in self.experiments[other].arms:
-                        raise ValueError(f"{where}.same_as: no arm {arm.same_as!r} ('experiment/arm')")
+            for fault in self._faults(experiment):
+                raise ValueError(f"experiments.{name}.{fault}")
         return self
+
+    def _faults(self, experiment: Experiment) -> Iterator[str]:
+        """Values of an experiment that do not go with others, each behind its key."""
+        datasets = (*self.world.in_domain, *self.world.out_of_domain)
+        yield from (f"train_on: no dataset {name!r}; {nearest(name, datasets)}"
+                    for name in experiment.train_on if name not in datasets)
+        longest, positions = experiment.task.max_context_tokens, self.policy.max_positions
+        if self.policy.path_or_id is None and longest > positions:
+            yield f"task.max_context_tokens = {longest}: policy.max_positions = {positions} is less; raise it"
+        trained = [f"{name}/{arm}" for name, other in self.experiments.items()
+                   for arm in other.arms if other.arms[arm].same_as is None]
+        for name, arm in experiment.arms.items():
+            where = f"arms.{name}"
+            if arm.algorithm not in self.algorithms:
+                yield f"{where}.algorithm: no algorithm {arm.algorithm!r}; {nearest(arm.algorithm, self.algorithms)}"
+            if arm.overrides.search_cost is not None and experiment.task.name != "search":
+                yield f"{where}.overrides.search_cost: the task {experiment.task.name} has no such cost; remove it"
+            if arm.same_as is not None and arm.same_as not in trained:
+                yield f"{where}.same_as: no trained arm {arm.same_as!r}; {nearest(arm.same_as, trained)}"
 
     def run(self, experiment: str, arm: str, seed: int) -> RunConfig:
         """Resolve one training run.
@@ -235,7 +249,8 @@ class Scale(Closed):
             ConfigError: no such experiment or arm at this scale, or a negative seed.
         """
         if experiment not in self.experiments:
-            raise ConfigError(f"no experiment {experiment!r} at scale {self.name!r}", nearest(experiment, self.experiments))
+            raise ConfigError(f"no experiment {experiment!r} at scale {self.name!r}",
+                              nearest(experiment, self.experiments))
         found = self.experiments[experiment]
         if arm not in found.arms:
             raise ConfigError(f"no arm {arm!r} in experiment {experiment!r}", nearest(arm, found.arms))
@@ -297,44 +312,28 @@ def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
     """Read and check ``config/<name>.yaml`` with ``config/algorithms.yaml``.
 
     Raises:
-        ConfigError: no such scale, unreadable YAML, an unknown key or a value out of range; the
-            message names the file, the key, the value and the remedy.
+        ConfigError: no such scale, unreadable YAML, an unknown key, a value out of range or a
+            ``same_as`` that differs; the message names the file, the key, the value and the remedy.
     """
     scales = [p.stem for p in config_dir.glob("*.yaml") if p.stem != "algorithms"]
     if name not in scales:
-        raise ConfigError(f"no scale {name!r} in {config_dir}/", nearest(name, scales) if scales else "run from the clone")
+        raise ConfigError(f"no scale {name!r} in {config_dir}/",
+                          nearest(name, scales) if scales else "run in the clone, or say --root CLONE")
+    path = config_dir / f"{name}.yaml"
     raw: dict[str, Any] = {"name": name}
-    for path in (config_dir / "algorithms.yaml", config_dir / f"{name}.yaml"):
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: {error}", "mend the YAML") from error
-        if not isinstance(content, dict):
-            raise ConfigError(f"{path}: holds no mapping", "mend the YAML")
+    for part in (config_dir / "algorithms.yaml", path):
+        content = read_mapping(part)
+        if foreign := sorted(content.keys() & raw.keys()):
+            raise ConfigError(f"{part}: key {foreign[0]} does not belong in this file", "remove it")
         raw |= content
     try:
-        return Scale.model_validate(raw)
+        scale = Scale.model_validate(raw)
+        for experiment, settings in scale.experiments.items():
+            for arm in settings.arms:
+                scale.identical(experiment, arm)
     except ValidationError as error:
-        raise ConfigError(f"{config_dir / name}.yaml: " + "; ".join(_explain(e) for e in error.errors())) from error
-
-
-def _explain(error: Any) -> str:
-    """One pydantic error as: key, value, what is wrong, nearest known key."""
-    where = ".".join(str(part) for part in error["loc"]) or "file"
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {where}; {nearest(str(error['loc'][-1]), _known_keys(error['loc'][:-1]))}"
-    if error["type"] == "missing":
-        return f"{where} is missing: add it"
-    return f"{where} = {error['input']!r}: {error['msg']}" if where != "file" else str(error["msg"])
-
-
-def _known_keys(loc: tuple[Any, ...]) -> list[str]:
-    """Keys of the model at ``loc`` inside Scale."""
-    model: Any = Scale
-    for part in loc:
-        annotation = model.model_fields[part].annotation if hasattr(model, "model_fields") and part in model.model_fields else None
-        if annotation is None:
-            continue  # a dictionary's own key: its value type was taken one step before
-        arguments = getattr(annotation, "__args__", ())
-        model = next((a for a in (*arguments, annotation) if isinstance(a, type) and issubclass(a, BaseModel)), model)
-    return list(model.model_fields)
+        raise ConfigError(f"{path}: " + "; ".join(explain(e, Scale) for e in error.errors()),
+                          f"{config_dir / 'README.md'} tells what each key holds") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", error.remedy) from error
+    return scale

@@ -59,7 +59,8 @@ def provenance(results: Results, found: Iterable[ArmRuns | None]) -> tuple[str, 
 def not_comparable(scale: Scale) -> str:
     """Why this scale's numbers cannot be set against the paper's."""
     policy = scale.policy.path_or_id or "a tiny policy made here"
-    return f"{policy} and not Qwen2.5-7B, questions about countries over a small corpus, and BM25 retrieval"
+    bm25 = f"BM25 retrieval by {scale.retriever.kind.title()}"
+    return f"{policy} and not Qwen2.5-7B, questions about countries over a small corpus, and {bm25}"
 
 
 def _table1(results: Results, reported: Reported) -> Table:

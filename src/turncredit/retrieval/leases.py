@@ -21,7 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from turncredit.config import Closed
+from turncredit.closed import Closed
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import write_text
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from turncredit.config import Closed
+from turncredit.closed import Closed
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import sha256, write_text
 from turncredit.retrieval import java

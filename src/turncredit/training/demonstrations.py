@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from turncredit.retrieval.client import Retriever
 from turncredit.tasks.base import Environment, Message, Task
 from turncredit.tasks.tool_search import TOOL_NAME
 from turncredit.training.seeding import digest
-from turncredit.transcript import Observation, TurnStop
+from turncredit.transcript import Observation, StopReason, TurnStop
 from turncredit.world.questions import Question
 from turncredit.world.renaming import Renamer
 
@@ -30,16 +30,29 @@ Rates = Mapping[str, Mapping[Flaw, float]]  # kind of question -> chance of each
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """An episode as texts: the prompt, and what was said and seen in turn."""
+    """An episode as texts.
+
+    Attributes:
+        question_id: the question that it is about.
+        prompt: the messages before the first turn.
+        said_K: the text of each turn.
+        seen_K: what followed each turn; nothing after the last.
+        stop: why the episode ended.
+    """
 
     question_id: str
     prompt: tuple[Message, ...]
     said_K: tuple[str, ...]
     seen_K: tuple[Observation, ...]
+    stop: StopReason
 
 
 def kind_of(question: Question) -> str:
-    """What a question asks for, in its first words: "capital of", "country whose", ..."""
+    """What a question asks for, in its first words.
+
+    >>> kind_of(Question("q", "facts", "What is the capital of Kenya?", ("Nairobi",), 1, ()))
+    'capital of'
+    """
     return " ".join(question.question.removeprefix("What is the ").split()[:2])
 
 
@@ -49,8 +62,8 @@ def flaw_rates(kinds: Sequence[str], means: Mapping[Flaw, float], spread: float,
     Args:
         kinds: kinds of question.
         means: mean chance of each flaw; 0 stays 0.
-        spread: 0 gives every kind the mean, 1 makes each chance 0 or 1; the variance is
-            spread x mean x (1 - mean).
+        spread: in [0, 1); 0 gives every kind the mean, near 1 each chance is near 0 or 1; the
+            variance is spread x mean x (1 - mean).
         seed: of the draws.
     """
     rates: dict[str, dict[Flaw, float]] = {}
@@ -79,7 +92,7 @@ class _Agent:
     rng: random.Random
     found: int = 0  # hops of the plan whose evidence was seen
     last_query: str = ""
-    over: bool = False
+    stop: StopReason | None = None
     said: list[str] = field(default_factory=list)
     seen: list[Observation] = field(default_factory=list)
 
@@ -120,7 +133,7 @@ class _Agent:
         return self.rng.choice(wrong) if wrong else right
 
     def _answer(self) -> str:
-        """What was found last; without any find, a name out of the blue or off the last passages."""
+        """What was found last; without any find, a name off the passages seen, or else one out of the blue."""
         if self.found:
             return self.question.plan[self.found - 1].evidence
         shown = [name for observation in self.seen for document in observation.documents
@@ -164,7 +177,7 @@ def demonstrate(questions: Sequence[Question], task: Task, retriever: Retriever,
                task.config.name == "tool_search", random.Random(digest(seed, question.id, n)))
         for n, question in enumerate(questions)]
     prompts = [tuple(agent.environment.prompt()) for agent in agents]
-    while live := [agent for agent in agents if not agent.over]:
+    while live := [agent for agent in agents if agent.stop is None]:
         texts = [agent.speak() for agent in live]
         queries = [agent.environment.query(text) for agent, text in zip(live, texts, strict=True)]
         found = iter(retriever.search([q for q in queries if q is not None], task.config.top_k))
@@ -173,18 +186,21 @@ def demonstrate(questions: Sequence[Question], task: Task, retriever: Retriever,
             step = agent.environment.step(text, TurnStop.TAG, documents)
             agent.said.append(text)
             agent.hear(step.observation, query is not None)
-            agent.over = step.stop is not None
-    return [Demonstration(agent.question.id, prompt, tuple(agent.said), tuple(agent.seen))
-            for agent, prompt in zip(agents, prompts, strict=True)]
+            agent.stop = step.stop
+    return [Demonstration(agent.question.id, prompt, tuple(agent.said), tuple(agent.seen), agent.stop)
+            for agent, prompt in zip(agents, prompts, strict=True) if agent.stop is not None]
 
 
 def renamed(demonstration: Demonstration, renamer: Renamer, rng: random.Random) -> Demonstration:
-    """The same episode in a fictional world: every name swapped, the same way throughout."""
+    """The same episode in a fictional world: every name swapped, the same way throughout.
+
+    Observations keep their text and role alone: it is read, not judged.
+    """
     texts = [message["content"] for message in demonstration.prompt]
     texts += [*demonstration.said_K, *(observation.text for observation in demonstration.seen_K)]
     fresh = iter(renamer.rename(texts, rng))
-    return Demonstration(
-        demonstration.question_id,
-        tuple(message | {"content": next(fresh)} for message in demonstration.prompt),
-        tuple(next(fresh) for _ in demonstration.said_K),
-        tuple(Observation(next(fresh), role=observation.role) for observation in demonstration.seen_K))
+    return replace(
+        demonstration,
+        prompt=tuple(message | {"content": next(fresh)} for message in demonstration.prompt),
+        said_K=tuple(next(fresh) for _ in demonstration.said_K),
+        seen_K=tuple(Observation(next(fresh), role=observation.role) for observation in demonstration.seen_K))

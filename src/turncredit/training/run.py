@@ -34,6 +34,7 @@ from turncredit.training.lock import run_lock
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
 from turncredit.training.trainer import Progress, Trainer
+from turncredit.world.build import checked, recorded
 from turncredit.world.questions import Question, read_questions
 
 
@@ -164,18 +165,10 @@ def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Q
     Raises:
         DataError: a file is missing, differs from its recorded sha256, or no question is left.
     """
-    record = data / "world.json"
-    try:
-        recorded: dict[str, str] = json.loads(record.read_text(encoding="utf-8"))["sha256"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{record}: cannot be read: {error}", "make it again: snakemake data") from error
     suffix = f".{split}.jsonl"
-    names = sorted(recorded) if datasets is None else [f"questions/{dataset}{suffix}" for dataset in datasets]
-    questions: list[Question] = []
-    for name in (name for name in names if name.endswith(suffix)):
-        if sha256(data / name) != recorded.get(name):
-            raise DataError(f"{data / name}: differs from the sha256 in world.json", "make it again: snakemake data")
-        questions += read_questions(data / name)
+    names = sorted(recorded(data)) if datasets is None else [f"questions/{dataset}{suffix}" for dataset in datasets]
+    files = [checked(data, name) for name in names if name.endswith(suffix)]
+    questions = [question for file in files for question in read_questions(file)]
     if not questions:
         raise DataError(f"{data}: no {split} questions for {', '.join(datasets or ['any dataset'])}",
                         "raise the scale's question counts, or name datasets that have some")
@@ -217,7 +210,11 @@ def _course(progress: Progress, ended: str | None) -> dict[str, Any]:
 def _check_same_questions(manifest: Path, questions: Sequence[Question]) -> None:
     if not manifest.exists():
         return
-    recorded = json.loads(manifest.read_text(encoding="utf-8"))["evaluation_ids_sha256"]
-    if recorded != evaluation_ids(questions):
+    try:
+        trained_for = json.loads(manifest.read_text(encoding="utf-8"))["evaluation_ids_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{manifest}: cannot be read: {error!r}",
+                        "remove the run's folder and train it again") from error
+    if trained_for != evaluation_ids(questions):
         raise DataError(f"{manifest}: was made for other evaluation questions than the data hold now",
                         "train the run again, or restore its data")

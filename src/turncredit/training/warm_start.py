@@ -135,7 +135,8 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
 
 def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the network (copying is learnt in half the steps), AdamW for the rest."""
-    inside, rest = [], []
+    inside: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         matrix = parameter.ndim == 2 and "embed" not in name and "lm_head" not in name
         (inside if matrix else rest).append(parameter)

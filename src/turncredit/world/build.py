@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from turncredit.config import WorldConfig
+from turncredit.errors import DataError
 from turncredit.files import atomic, sha256, write_text
 from turncredit.world.facts import load_facts
 from turncredit.world.passages import corpus_cities, make_passages
@@ -54,6 +55,32 @@ def build_world(config: WorldConfig, out_dir: Path) -> None:
         "sha256": files,
     }
     write_text(out_dir / "world.json", json.dumps(summary, indent=2) + "\n")
+
+
+def recorded(data: Path) -> dict[str, str]:
+    """The sha256 of each file of a world, by its name under ``data``.
+
+    Raises:
+        DataError: ``world.json`` is missing or no record.
+    """
+    path = data / "world.json"
+    try:
+        hashes: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}", "make it again: snakemake data") from error
+    return hashes
+
+
+def checked(data: Path, name: str) -> Path:
+    """The file ``name`` of a world, after its bytes were compared with what ``world.json`` records.
+
+    Raises:
+        DataError: the file is missing or altered.
+    """
+    path = data / name
+    if sha256(path) != recorded(data).get(name):
+        raise DataError(f"{path}: differs from the sha256 in world.json", "remove it and make it again: snakemake data")
+    return path
 
 
 def chance_level(train: Sequence[Question], test: Sequence[Question]) -> float:

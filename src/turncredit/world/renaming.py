@@ -21,6 +21,9 @@ class Renamer:
     Args:
         kinds: each name with its kind (country, city, currency, ...); names are found at word
             borders, the longest one first.
+
+    Attributes:
+        names_of: kind -> its names, the longest first.
     """
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
@@ -71,7 +74,10 @@ class Renamer:
         return [piece for piece, is_name in self.pieces(text) if is_name]
 
     def rename(self, texts: Sequence[str], rng: random.Random) -> list[str]:
-        """The texts of one episode under one random renaming: equal names stay equal."""
+        """The texts of one episode under one random renaming: equal names stay equal.
+
+        Each name is drawn apart, so that now and then two of them become one, or one stays itself.
+        """
         other: dict[str, str] = {}
 
         def swapped(name: str) -> str:

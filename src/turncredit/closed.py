@@ -1,0 +1,76 @@
+"""Settings as closed models: read from YAML, and faults explained in the file's own words."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+
+from turncredit.errors import ConfigError, nearest
+
+
+class Closed(BaseModel):
+    """A frozen model that refuses unknown keys, NaN and infinity."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key stands twice, since the second would silently replace the first."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """See ``yaml``; here a mapping's own keys stand apart from those that ``<<`` merges into it."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file.
+
+    Raises:
+        ConfigError: unreadable, no YAML, a key twice, or not a mapping.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: {error}", "mend the YAML") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds no mapping", "mend the YAML")
+    return content
+
+
+def explain(error: Any, root: type[BaseModel]) -> str:
+    """One of pydantic's errors about a ``root``, as: key, value, what is wrong, nearest known word."""
+    loc = [str(part) for part in error["loc"] if part != "[key]"]
+    where, message = ".".join(loc), str(error["msg"])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {where}; {nearest(loc[-1], _known_keys(loc[:-1], root))}"
+    if error["type"] == "missing":
+        return f"{where} is missing: add it"
+    if error["type"] == "value_error":  # a check of a whole section, whose text begins with the key
+        return ".".join([*loc, message.removeprefix("Value error, ")])
+    if error["type"] == "literal_error":
+        allowed = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+        message += f"; {nearest(str(error['input']), allowed)}"
+    return f"{where} = {error['input']!r}: {message}"
+
+
+def _known_keys(loc: list[str], root: type[BaseModel]) -> list[str]:
+    """Keys of the model at ``loc`` inside a ``root``."""
+    model = root
+    parts = iter(loc)
+    for part in parts:
+        annotation = model.model_fields[part].annotation
+        inside = get_args(annotation)
+        if get_origin(annotation) is dict:
+            next(parts, None)  # a name that the file gives
+        model = next(a for a in (*inside, annotation) if isinstance(a, type) and issubclass(a, BaseModel))
+    return list(model.model_fields)
