@@ -29,7 +29,7 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the agent gave an answer (right or wrong)
     TURN_LIMIT = "turn_limit"  # N_max turns went by without an answer
     CONTEXT_OVERFLOW = "context_overflow"  # the next turn would not fit the context window
-    INVALID_LIMIT = "invalid_limit"  # more invalid turns than the task allows
+    INVALID_LIMIT = "invalid_limit"  # the task's limit of invalid turns was reached
     SOLVED = "solved"  # a game reached its goal
 
 
@@ -68,7 +68,8 @@ class Turn:
     Attributes:
         text: the decoded sampled tokens (for parsers and rewards only; never encoded again).
         sampled_ids: the ids that the engine sampled, in order.
-        logprobs: log-probability of each sampled id under the sampling policy (temperature 1).
+        logprobs: log-probability of each sampled id under the sampling policy at the run's temperature,
+            log softmax(logits / T); greedy decoding, too, notes it at T.
         stop: why sampling ended.
         observation: what the environment appended.
         observation_ids: the ids of that text; encoded once, when appended.

@@ -206,7 +206,8 @@ def _steps(rows: Iterator[list[Row]], config: WarmStartConfig) -> Iterator[list[
     for n, chunk in enumerate(rows):
         batch = Batch.of(chunk)
         order = permutation(len(chunk), config.seed, "batches", n)
-        for start in range(0, len(order) - config.batch + 1, config.batch):
-            step = order[start:start + config.batch]
+        size = min(config.batch, len(order))
+        for start in range(0, len(order) - size + 1, size):
+            step = order[start:start + size]
             yield batch.micro_batches(step, sum(len(batch.ids_R[r]) for r in step) // 2)
 
