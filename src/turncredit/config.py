@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -130,13 +130,13 @@ class WarmStartConfig(Closed):
     flawed_learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(50, ge=0)
     threads: int = Field(2, ge=1)
-    flaws: dict[Flaw, float]  # mean chance of each flaw at a decision
+    flaws: dict[Flaw, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw at a decision
     flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
 
     @model_validator(mode="after")
-    def _all_flaws_are_chances(self) -> WarmStartConfig:
-        if set(self.flaws) != set(FLAWS) or not all(0 <= chance <= 1 for chance in self.flaws.values()):
-            raise ValueError(f"flaws = {self.flaws}: give a chance in [0, 1] to each of {', '.join(FLAWS)}")
+    def _every_flaw_has_a_chance(self) -> WarmStartConfig:
+        if missing := [flaw for flaw in FLAWS if flaw not in self.flaws]:
+            raise ValueError(f"flaws: no chance of {', '.join(missing)}; add it, from 0 to 1")
         return self
 
 

@@ -86,7 +86,8 @@ def test_a_passage_holds_its_names_and_nothing_else_is_one(world: Renamer) -> No
 
 def test_no_word_of_a_protocol_is_a_name(world: Renamer) -> None:
     relations = [*ATTRIBUTES, *LINKS, "country whose", "country in which", "lies", "is"]
-    fixed = [*(f"<{name}>" for name in (*SEARCH.names, *TOOL.names)), "Question: What is the", "Doc 1(Title: Doc 2(Title:",
+    fixed = [*(f"<{name}>" for name in (*SEARCH.names, *TOOL.names)),
+             "Question: What is the", "Doc 1(Title: Doc 2(Title:",
              *search.RULES.remarks.values(), *tool_search.RULES.remarks.values(), tool_search.RULES.instruction,
              '{"name": "wiki_search", "args": {"query": "', " find", " unclear", *relations]
     assert [name for text in fixed for name in world.names_in(text)] == []
