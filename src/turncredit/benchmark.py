@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -322,7 +323,7 @@ def tables(measured: Sequence[Measured]) -> list[Table]:
     for part in dict.fromkeys(m.part for m in measured):
         value = {(m.subject, m.measure): m.value for m in measured if m.part == part}
         measures = list(dict.fromkeys(measure for _, measure in value))
-        table = Table("", title=part, title_justify="left")
+        table = Table("", title=part, title_justify="left", box=box.SIMPLE_HEAD)
         for measure in measures:
             table.add_column(measure, justify="right")
         for subject in dict.fromkeys(subject for subject, _ in value):

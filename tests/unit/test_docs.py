@@ -20,7 +20,7 @@ from turncredit import config
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "turncredit"
 MAP, KEYS, README = "docs/PAPER_MAP.md", "config/README.md", "README.md"
-PAGES = (MAP, "docs/DEVIATIONS.md", KEYS, README)
+PAGES = (MAP, "docs/COST.md", "docs/DEVIATIONS.md", KEYS, README)
 FILES = ("csv", "gz", "yaml", "json", "jsonl", "md", "rst", "pdf", "png", "html", "py", "txt", "smk", "toml", "lock")
 # Where a short name of a page's `config.*` begins: the model whose fields follow.
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -69,7 +69,7 @@ class CountingLearner(Learner):
 
 def time_by_kind(update: Callable[[], object], vocabulary: int) -> dict[str, float]:
     """Each kind of operation's share of the time that an update spends in operations (of the CPU)."""
-    with profile(use_kineto=False, record_shapes=True) as profiled:
+    with profile(record_shapes=True) as profiled:
         update()
     seconds: dict[str, float] = defaultdict(float)
     for event in profiled.function_events or ():
