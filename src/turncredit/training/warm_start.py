@@ -99,7 +99,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
         rows: endless chunks of demonstrations.
         config: batch, warm-up, threads and seed.
         steps: optimiser steps.
-        learning_rate: after the warm-up; falls linearly to a tenth of it.
+        learning_rate: after the warm-up; falls linearly to 0, since Muon's steps do not shrink with the gradient.
 
     Raises:
         NonFiniteError: the loss or its gradient is NaN or infinite.
@@ -110,7 +110,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
     model.train()
     bar = tqdm(total=steps, unit="step", disable=not sys.stderr.isatty())
     for step, micros in enumerate(itertools.islice(_steps(rows, config), steps)):
-        share = min(1.0, (step + 1) / max(1, config.warmup_steps)) * (1 - 0.9 * step / steps)
+        share = min(1.0, (step + 1) / max(1, config.warmup_steps)) * (1 - step / steps)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * share
