@@ -38,7 +38,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
         first = subprocess.Popen(["make", "smoke", "CORES=2"], cwd=clone.root, stdout=log, stderr=log,
                                  stdin=subprocess.DEVNULL, start_new_session=True)
         deadline = time.monotonic() + LIMIT_S
-        while not (clone.root / "results/smoke/search").exists() and first.poll() is None:
+        while not (clone.root / "results/smoke/search").exists():
+            assert first.poll() is None, (clone.root / "first.log").read_text()
             assert time.monotonic() < deadline, "no training run has started"
             time.sleep(0.2)
         os.killpg(first.pid, signal.SIGKILL)

@@ -1,0 +1,104 @@
+"""The command line: quick to start, and every error that is the user's ends as one message and a code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.workflow.conftest import ROOT
+from turncredit import cli
+from turncredit.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Interrupted,
+    NonFiniteError,
+    RetrieverError,
+    RunLockedError,
+    TurncreditError,
+)
+
+COMMANDS = sorted(c.name or c.callback.__name__ for c in cli.app.registered_commands if c.callback)
+
+
+def test_starting_loads_nothing_heavy() -> None:
+    heavy = "torch transformers pandas matplotlib scipy jnius snakemake"
+    code = f"import sys, turncredit.cli; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "--scale" in result.output
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (ConfigError, 2), (DataError, 2), (CheckpointError, 2), (RetrieverError, 3), (NonFiniteError, 4),
+    (RunLockedError, 5), (Interrupted, 75)])
+def test_an_error_is_a_message_and_its_own_code(monkeypatch: pytest.MonkeyPatch, error: type[TurncreditError],
+                                                code: int) -> None:
+    def fail(name: str, root: Path) -> None:
+        raise error("file.yaml: key = 3 is wrong", "use 2")
+
+    monkeypatch.setattr(cli, "_scale", fail)
+    result = CliRunner().invoke(cli.app, ["check-config", "--scale", "mini"])
+    assert result.exit_code == code
+    assert result.stderr == "turncredit: file.yaml: key = 3 is wrong\n  -> use 2\n"
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("scale", sorted(p.stem for p in (ROOT / "config").glob("*.yaml") if p.stem != "algorithms"))
+def test_every_shipped_configuration_parses(scale: str) -> None:
+    result = CliRunner().invoke(cli.app, ["check-config", "--scale", scale, "--root", str(ROOT)])
+    assert result.exit_code == 0
+    assert f"{scale}/search: seeds: " in result.stdout
+
+
+def config_with(tmp_path: Path, old: str, new: str) -> Path:
+    """A root whose mini.yaml has one word replaced."""
+    (tmp_path / "config").mkdir()
+    for path in (ROOT / "config").glob("*.yaml"):
+        text = path.read_text()
+        assert path.stem != "mini" or old in text
+        (tmp_path / "config" / path.name).write_text(text.replace(old, new) if path.stem == "mini" else text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("steps:", "stepz:", "did you mean 'steps'?"),
+    ("seeds: 3", "seeds: 0", "seeds = 0: Input should be greater than or equal to 1"),
+    ("same_as: search/MT-PPO", "same_as: search/MT-PPX", "did you mean 'search/MT-PPO'?"),
+    ("same_as: search/MT-PPO", "same_as: search/GRPO-OR", "search/GRPO-OR differs in its settings"),
+    ("{algorithm: GRPO-MR}", "{algorithm: GRPO-RM}", "did you mean 'GRPO-"),
+    ("seeds: 3", "seeds: [", "mini.yaml"),
+])
+def test_a_faulty_configuration_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    root = config_with(tmp_path, old, new)
+    result = CliRunner().invoke(cli.app, ["check-config", "--scale", "mini", "--root", str(root)])
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["train", "--experiment", "serach", "--arm", "MT-PPO"], "did you mean 'search'?"),
+    (["train", "--experiment", "search", "--arm", "MT-PP"], "did you mean 'MT-PPO'?"),
+    (["train", "--experiment", "search", "--arm", "MT-PPO", "--seed", "-1"], "seed -1 is negative"),
+    (["train", "--experiment", "search", "--arm", "MT-PPO", "--scale", "mimi"], "did you mean 'mini'?"),
+    (["warm-start", "base", "--task", "serch"], "did you mean 'search'?"),
+    (["headline", "--scale", "smoke"], "paper_tables/smoke/headline.txt"),
+    (["figure", "fig3_training"], "did you mean 'fig3_training_dynamics'?"),
+    (["table", "table2_answers"], "did you mean 'table2_answer'?"),
+])
+def test_a_name_that_does_not_exist_is_refused(tmp_path: Path, arguments: list[str], says: str) -> None:
+    root = config_with(tmp_path, "seeds: 3", "seeds: 3")
+    (root / "paper_tables").symlink_to(ROOT / "paper_tables")
+    result = CliRunner().invoke(cli.app, [*arguments, "--root", str(root)])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not (root / "results").exists()
