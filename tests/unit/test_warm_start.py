@@ -1,0 +1,296 @@
+"""The policies before reinforcement: rows that rollouts would make, skills learnt, files whole."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.demonstrators import POLICY, SEARCH, TOOL, WORLD, Stage, make_stage
+from tests.policies import tokenizer as other_tokenizer
+from turncredit.config import FLAWS, PolicyConfig, RetrieverConfig, Scale, TaskConfig, WarmStartConfig
+from turncredit.credit import Row
+from turncredit.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from turncredit.policy.chat import END, TAGS, Codec
+from turncredit.policy.engine import Sample
+from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
+from turncredit.rollout.episode import rollout
+from turncredit.tasks import make_task
+from turncredit.training import warm_start
+from turncredit.training.batch import Batch
+from turncredit.training.warm_start import (
+    demonstration_rows,
+    imitate,
+    make_base,
+    make_clean,
+    make_tokenizer,
+    render,
+)
+from turncredit.transcript import TurnStop
+
+TASKS = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
+FLAWED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}
+START = WarmStartConfig(batch=8, clean_steps=3, flawed_steps=2, one_hop_epochs=2, warmup_steps=1, threads=1,
+                        flaws=dict.fromkeys(FLAWS, 0.5))
+ALGORITHMS = yaml.safe_load((Path(__file__).parents[2] / "config" / "algorithms.yaml").read_text())["algorithms"]
+
+
+def scale(*tasks: TaskConfig, **changes: object) -> Scale:
+    experiments = {task.name: {"task": task, "train_on": ["facts"], "arms": {"a": {"algorithm": "MT-PPO"}}}
+                   for task in tasks or (SEARCH, TOOL)}
+    return Scale.model_validate({"name": "test", "world": WORLD, "policy": POLICY, "warm_start": START,
+                                 "experiments": experiments, "algorithms": ALGORITHMS} | changes)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    made = make_stage(tmp_path_factory.mktemp("stage"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_start, "retriever", made.served)
+        yield made
+
+
+def rows(stage: Stage, task: TaskConfig = SEARCH, *, flawed: bool = False, **changes: object) -> Iterator[list[Row]]:
+    return demonstration_rows(scale(**changes), task, stage.data, stage.root, stage.codec, flawed=flawed)
+
+
+# --- the tokenizer ----------------------------------------------------------------------------------------------------
+
+def test_a_tag_is_one_token_and_what_episodes_hold_comes_back(stage: Stage) -> None:
+    for tag in TAGS:
+        assert len(stage.codec.encode_observation(tag)) == 1
+    for demonstration in stage.play(SEARCH, stage.asked(SEARCH)):
+        for text in (*demonstration.said_K, *(seen.text for seen in demonstration.seen_K)):
+            assert stage.codec.decode(stage.codec.encode_observation(text)) == text
+
+
+def test_the_same_world_gives_the_same_tokenizer(stage: Stage, tmp_path: Path) -> None:
+    make_tokenizer(stage.data, POLICY, tmp_path / "again")
+    for file in stage.tokenizer.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_given_policys_tokenizer_is_used_as_it_is(stage: Stage, tmp_path: Path) -> None:
+    other_tokenizer().save_pretrained(tmp_path / "given")
+    given = PolicyConfig(path_or_id=str(tmp_path / "given"))
+    make_tokenizer(stage.data, given, tmp_path / "tokenizer")
+    text = "<think> I look up Nairobi </think>"
+    assert Codec.load(tmp_path / "tokenizer").encode_observation(text) == \
+        Codec.load(tmp_path / "given").encode_observation(text) != stage.codec.encode_observation(text)
+
+
+def test_a_tokenizer_that_is_not_there_leaves_nothing(stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no readable tokenizer"):
+        make_tokenizer(stage.data, PolicyConfig(path_or_id=str(tmp_path / "none")), tmp_path / "tokenizer")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+@TASKS
+def test_loss_is_on_what_was_said_and_on_nothing_else(stage: Stage, task: TaskConfig) -> None:
+    for demonstration in stage.play(task, stage.asked(task), **FLAWED):
+        row = render(demonstration, stage.codec)
+        ids, mask = row.transcript.ids, row.loss_mask
+        assert len(ids) == len(mask)
+        said = [i for i, loss in zip(ids, mask, strict=True) if loss]
+        assert stage.codec.decode(said) == "".join(demonstration.said_K)
+        assert mask[-1] == 1  # nothing after the last turn is read
+        seen = stage.codec.decode([i for i, loss in zip(ids, mask, strict=True) if not loss])
+        prompt = stage.codec.decode(stage.codec.encode_prompt(demonstration.prompt))
+        assert seen.startswith(prompt)
+        for observation in demonstration.seen_K[:-1]:
+            assert observation.text in seen
+        if task is TOOL and len(demonstration.said_K) > 1:
+            assert seen.removeprefix(prompt).startswith(f"{END}<|user|>")
+        assert row.owned_K == (True,) * len(demonstration.said_K)
+
+
+class Script:
+    """An engine that says what demonstrations said, turn by turn."""
+
+    def __init__(self, said_K: Sequence[str], codec: Codec) -> None:
+        self._turns = [codec.encode_observation(said) for said in said_K]
+
+    def generate(self, contexts: Sequence[Sequence[int]], **_: object) -> list[Sample]:
+        said = [self._turns.pop(0) for _ in contexts]  # none once the episode is over
+        return [Sample(ids, (0.0,) * len(ids), TurnStop.TAG) for ids in said]
+
+
+@TASKS
+def test_a_row_is_the_rollout_of_an_agent_that_says_the_same(stage: Stage, task: TaskConfig) -> None:
+    """Prompt, scaffolding and order of tokens are those that the trained policy will meet, id by id."""
+    questions = stage.asked(task)
+    for question, demonstration in zip(questions, stage.play(task, questions, **FLAWED), strict=True):
+        engine = Script(demonstration.said_K, stage.codec)
+        group, = rollout([question], make_task(task), engine, stage.search, stage.codec,  # type: ignore[arg-type]
+                         branching=(1,) * task.max_turns, seed_of=None, temperature=1.0)
+        played, row = group.transcripts[0], render(demonstration, stage.codec)
+        assert row.transcript.ids == played.ids
+        assert row.loss_mask == played.loss_mask
+        assert row.transcript.turn_id == played.turn_id
+        assert row.transcript.stop == played.stop
+
+
+def of_questions(chunk: Sequence[Row]) -> list[str]:
+    return [row.transcript.question_id for row in chunk]
+
+
+def test_clean_rows_take_one_hop_first_and_then_everything(stage: Stage) -> None:
+    first, second = itertools.islice(rows(stage), 2)
+    one_hop = {question.id for question in stage.questions if question.hops == 1}
+    everything = sorted(question.id for question in stage.questions)
+    ids = of_questions(first)
+    warm = START.one_hop_epochs * len(one_hop)
+    assert sorted(ids[:warm]) == sorted([*one_hop] * START.one_hop_epochs)
+    assert sorted(ids[warm:]) == everything
+    assert sorted(of_questions(second)) == everything
+    assert of_questions(second) != ids[warm:]
+
+
+def test_flawed_rows_take_every_question_twice(stage: Stage) -> None:
+    first = next(rows(stage, flawed=True))
+    assert sorted(of_questions(first)) == sorted([question.id for question in stage.questions] * 2)
+
+
+def test_two_turns_take_questions_of_one_hop(stage: Stage) -> None:
+    hops = {question.id: question.hops for question in stage.questions}
+    assert {hops[name] for name in of_questions(next(rows(stage, TOOL, flawed=True)))} == {1}
+
+
+def test_most_rows_are_renamed_and_some_are_true(stage: Stage) -> None:
+    asked = {question.id: question.question for question in stage.questions}
+    chunks = itertools.islice(rows(stage), 6)
+    true = [asked[row.transcript.question_id] in stage.codec.decode(row.transcript.prompt_ids)
+            for chunk in chunks for row in chunk]
+    assert sum(true) / len(true) == pytest.approx(0.2, abs=0.08)
+
+
+@pytest.mark.parametrize("flawed", [False, True])
+def test_rows_are_the_seeds(stage: Stage, flawed: bool) -> None:
+    def ids(seed: int) -> list[list[int]]:
+        settings = START.model_copy(update={"seed": seed})
+        return [row.transcript.ids for row in next(rows(stage, flawed=flawed, warm_start=settings))]
+
+    assert ids(0) == ids(0)
+    assert ids(0) != ids(1)
+
+
+# --- imitation --------------------------------------------------------------------------------------------------------
+
+def loss_of(model: torch.nn.Module, chunk: Sequence[Row]) -> float:
+    micro, = Batch.of(chunk).micro_batches(range(len(chunk)), 10**6)
+    with torch.no_grad():
+        found, _ = token_logprobs(model, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T, 1.0)  # type: ignore[arg-type]
+    return -found.mean().item()
+
+
+def test_the_loss_falls_also_on_episodes_that_were_not_seen(stage: Stage) -> None:
+    chunks = rows(stage)
+    held_out = next(chunks)[-20:]
+    model = make_tiny_policy(POLICY, len(stage.codec.tokenizer), 0)
+    before = loss_of(model, held_out)
+    imitate(model, chunks, START, steps=25, learning_rate=START.clean_learning_rate)
+    assert before > 6  # about ln 1500
+    assert loss_of(model, held_out) < 0.8 * before
+    assert not model.training
+
+
+@TASKS
+def test_every_step_is_a_batch_and_each_row_of_a_chunk_comes_once(stage: Stage, task: TaskConfig) -> None:
+    chunk = next(rows(stage, task, flawed=True))
+    steps = list(warm_start._steps(iter([chunk]), START))
+    assert len(steps) == len(chunk) // START.batch
+    lengths = sorted(len(row.transcript.ids) for row in chunk)
+    packed = [int(n) for micros in steps for micro in micros for n in micro.attention_B_T.sum(1)]
+    assert len(packed) == len(steps) * START.batch
+    assert sum(packed) <= sum(lengths)
+    for micros in steps:
+        assert sum(len(micro.ids_B_T) for micro in micros) == START.batch
+
+
+def test_a_chunk_smaller_than_a_batch_is_one_step(stage: Stage) -> None:
+    chunk = next(rows(stage))[:5]
+    micros, = warm_start._steps(iter([chunk]), START)
+    assert sum(len(micro.ids_B_T) for micro in micros) == 5
+
+
+def test_a_loss_that_is_not_finite_ends_it(stage: Stage) -> None:
+    model = make_tiny_policy(POLICY, len(stage.codec.tokenizer), 0)
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="the warm start's gradient is not finite"):
+        imitate(model, rows(stage), START, steps=2, learning_rate=1e-3)
+
+
+# --- from files to files ----------------------------------------------------------------------------------------------
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_clean_and_base_policies_are_whole_folders_and_the_seeds(stage: Stage, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        make_clean(scale(), stage.data, stage.root, stage.tokenizer, tmp_path / name / "clean")
+        for task in (SEARCH, TOOL):
+            make_base(scale(), task, stage.data, stage.root, tmp_path / name / "clean", tmp_path / name / task.name)
+    folders = ["clean", SEARCH.name, TOOL.name]
+    made = {name: weights(tmp_path / "one" / name) for name in folders}
+    assert made == {name: weights(tmp_path / "two" / name) for name in folders}
+    assert len(set(made.values())) == 3
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == sorted(folders)
+    for name in folders:
+        load_policy(tmp_path / "one" / name)
+        assert Codec.load(tmp_path / "one" / name).encode_observation("<think> find") == \
+            stage.codec.encode_observation("<think> find")
+
+
+def test_a_given_policy_is_where_the_clean_one_begins(stage: Stage, tmp_path: Path) -> None:
+    save_policy(make_tiny_policy(POLICY, len(stage.codec.tokenizer), 7), tmp_path / "given", stage.codec.tokenizer)
+    given = POLICY.model_copy(update={"path_or_id": str(tmp_path / "given")})
+    still = START.model_copy(update={"clean_learning_rate": 1e-9, "muon_learning_rate": 1e-9, "clean_steps": 1})
+    make_clean(scale(policy=given, warm_start=still), stage.data, stage.root, stage.tokenizer, tmp_path / "clean")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "clean"))
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+
+
+def test_a_scale_without_search_has_no_clean_policy(stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no experiment of scale 'test' plays 'search'"):
+        make_clean(scale(TOOL), stage.data, stage.root, stage.tokenizer, tmp_path / "clean")
+
+
+@pytest.mark.parametrize("file", ["corpus.jsonl", "questions/chain.train.jsonl"])
+def test_an_altered_world_is_refused_and_nothing_is_written(stage: Stage, tmp_path: Path, file: str) -> None:
+    shutil.copytree(stage.data, tmp_path / "data")
+    path = tmp_path / "data" / file
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    for make in (lambda out: make_tokenizer(tmp_path / "data", POLICY, out),
+                 lambda out: make_clean(scale(), tmp_path / "data", stage.root, stage.tokenizer, out)):
+        with pytest.raises(DataError, match=f"{path.name}: differs from the sha256 in world.json\n  -> remove it"):
+            make(tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]
+
+
+def test_two_turns_without_a_question_of_one_hop_are_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    bridge = [question for question in stage.questions if question.hops > 1]
+    monkeypatch.setattr(warm_start, "read_split", lambda *_: bridge)
+    with pytest.raises(DataError, match="no train question of one hop, which is all that 2 turns allow"):
+        rows(stage, TOOL)
+
+
+def test_the_retriever_is_asked_for_by_its_settings(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def served(index: Path, config: RetrieverConfig):
+        asked.append((index, config))
+        return stage.served(index, config)
+
+    monkeypatch.setattr(warm_start, "retriever", served)
+    rows(stage, retriever=RetrieverConfig(timeout_s=3))
+    assert asked == [(stage.root, RetrieverConfig(timeout_s=3))]
