@@ -19,7 +19,7 @@ SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
 # the lock which a killed Snakemake left behind can be removed without asking.
 define workflow
 @mkdir -p .snakemake
-@flock --nonblock --conflict-exit-code 66 .snakemake/owner.lock sh -c \
+@flock --no-fork --timeout 10 --conflict-exit-code 66 .snakemake/owner.lock sh -c \
   'test -z "$$(ls -A .snakemake/locks 2>/dev/null)" || $(SNAKEMAKE) --unlock; exec "$$@"' sh $(SNAKEMAKE) $(1) \
   || { code=$$?; test $$code -ne 66 || echo "make: another workflow runs in this folder; wait for it" >&2; exit $$code; }
 endef
@@ -88,4 +88,5 @@ lock:
 
 clean:
 	rm -rf data index policy checkpoints logs benchmarks report.html .snakemake .mypy_cache .ruff_cache .hypothesis
-	find results figures paper_tables -mindepth 1 -maxdepth 1 ! -name shipped ! -name reported -exec rm -rf {} +
+	for folder in results figures paper_tables; do test ! -d $$folder || \
+	  find $$folder -mindepth 1 -maxdepth 1 ! -name shipped ! -name reported -exec rm -rf {} +; done

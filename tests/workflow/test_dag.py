@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -133,10 +132,6 @@ def test_a_mistyped_key_of_a_scale_stops_the_workflow_before_any_job(clone: Clon
     assert "config/mini.yaml: unknown key seed; did you mean 'seeds'?" in done.stdout
 
 
-def test_every_target_of_the_readme_exists(clone: Clone) -> None:
-    readme = (ROOT / "README.md").read_text()
-    named = {line.split()[1] for line in readme.splitlines() if line.strip().startswith("make ")}
-    assert {"reproduce", "test"} <= named
-    for target in named:
-        subprocess.run(["make", "--dry-run", target, "F=fig3_training_dynamics"], cwd=clone.root, check=True,
-                       capture_output=True)
+def test_the_slurm_profile_is_found_by_its_name_from_the_clone(clone: Clone) -> None:
+    output = clone.snakemake("--profile", "slurm", "--dry-run", "all", "--config", "scale=smoke").stdout
+    assert "train: search, MT-PPO, seed 0" in output

@@ -143,14 +143,3 @@ def test_what_was_shipped_is_drawn_in_a_fresh_clone_without_training(finished: C
     assert (fresh.root / page).exists()
     assert not (fresh.root / "data").exists()
 
-
-def test_a_second_workflow_in_the_same_folder_is_turned_away(finished: Clone) -> None:
-    lock = finished.root / ".snakemake/owner.lock"
-    with subprocess.Popen(["flock", str(lock), "sleep", "600"]) as holder:
-        while subprocess.run(["flock", "--nonblock", str(lock), "true"], check=False).returncode == 0:
-            time.sleep(0.05)
-        done = finished.run("make", "smoke", check=False)
-        subprocess.run(["pkill", "--parent", str(holder.pid)], check=False)
-        holder.terminate()
-    assert done.returncode != 0
-    assert "another workflow runs in this folder" in done.stdout
