@@ -23,7 +23,7 @@ def atomic(path: Path) -> Iterator[Path]:
     Raises:
         DataError: the disk is full or the place is not writable.
     """
-    with _told_of(path):
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
         os.close(handle)
@@ -46,7 +46,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     Raises:
         DataError: the disk is full or the place is not writable.
     """
-    with _told_of(folder):
+    with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as name:
             fresh, stale = Path(name) / "fresh", Path(name) / "stale"
@@ -105,8 +105,12 @@ def disk_error(error: BaseException) -> str | None:
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
-    """Name the path and the remedy where it cannot be written."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn what is raised inside, where it tells that the disk does not take ``path``, into an error that says so.
+
+    Raises:
+        DataError: the disk is full or the place is not writable.
+    """
     try:
         yield
     except DataError:

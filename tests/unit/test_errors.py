@@ -7,9 +7,8 @@ import inspect
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from turncredit import cli, errors
+from turncredit import errors
 from turncredit.errors import TurncreditError, nearest
 
 SOURCE = Path(errors.__file__).parent
@@ -21,19 +20,6 @@ def test_a_remedy_stands_on_a_line_of_its_own() -> None:
     assert (str(error), error.message, error.remedy) == (
         "data/x.csv: row 3 is empty\n  -> make it again", "data/x.csv: row 3 is empty", "make it again")
     assert str(TurncreditError("no more to say")) == "no more to say"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_command_line_ends_with_the_errors_code_and_words_and_no_traceback(
-        kind: type[TurncreditError], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise kind("config/mini.yaml: a fault", "mend it")
-
-    monkeypatch.setattr(cli, "load_scale", fail)
-    done = CliRunner().invoke(cli.app, ["check-config", "--scale", "mini"])
-    assert done.exit_code == kind.exit_code != 0
-    assert done.stderr == "turncredit: config/mini.yaml: a fault\n  -> mend it\n"
-    assert done.stdout == ""
 
 
 def test_faults_that_call_for_different_acts_have_different_codes() -> None:

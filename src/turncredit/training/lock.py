@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from turncredit.errors import RunLockedError
+from turncredit.files import writing
 
 
 @contextmanager
@@ -23,10 +24,13 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     Raises:
         RunLockedError: another process writes here; the message names it.
+        DataError: the disk is full or the place is not writable.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "lock.json"
-    with path.open("a+", encoding="utf-8") as file:
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab+", buffering=0)
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -36,9 +40,9 @@ def run_lock(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise RunLockedError(f"{path}: cannot be locked: {error.strerror}",
                                  "keep checkpoints on a file system with locks (flock)") from error
-        file.truncate(0)
         me = {"host": socket.gethostname(), "pid": os.getpid(),
               "started": datetime.now(UTC).isoformat(timespec="seconds")}
-        file.write(json.dumps(me) + "\n")
-        file.flush()
+        with writing(path):
+            file.truncate(0)
+            file.write(f"{json.dumps(me)}\n".encode())
         yield
