@@ -84,6 +84,9 @@ def _make_policy(folder: Path) -> None:
     codec = Codec(train_tokenizer([*turns, *(q.question for q in questions("train", 12))] * 3, 320))
     sizes = PolicyConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=64, max_positions=256)
     model = make_tiny_policy(sizes, len(codec.tokenizer), seed=0)
+    with torch.no_grad():  # weights so small that a few steps leave every action likely
+        for weight in (parameter for parameter in model.parameters() if parameter.ndim == 2):
+            weight.mul_(0.02 * sizes.hidden_size**0.5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows = []
     for question, turn in itertools.product(questions("train", 4), turns):
