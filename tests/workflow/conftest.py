@@ -18,13 +18,14 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Clone:
-    """A copy of the tracked files."""
+    """A copy of the tracked files, and the Python whose packages it is tried with."""
 
     root: Path
+    python: Path = Path(sys.executable)
 
     def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run Snakemake there; stdout and stderr are joined."""
-        return self.run(sys.executable, "-m", "snakemake", "--cores", "2", *arguments, check=check)
+        return self.run(str(self.python), "-m", "snakemake", "--cores", "2", *arguments, check=check)
 
     def run(self, *command: str, check: bool = True, timeout_s: float = 800) -> subprocess.CompletedProcess[str]:
         """Run a command there; with ``check`` a failure shows its output."""

@@ -66,9 +66,10 @@ rule ship_runs:
 rule ship_pages:
     input:
         lambda w: expand(
-            rules.figure.output,
+            "figures/{scale}/{name}.{end}",
             scale=config["scale"],
             name=pages(config["scale"], FIGURES),
+            end=["pdf", "png", "csv"],
         ),
         lambda w: expand(
             rules.table.output,

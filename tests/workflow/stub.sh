@@ -1,0 +1,40 @@
+#!/bin/sh
+# Stands in for `turncredit` where only the workflow's own logic is tried: makes each command's outputs, empty.
+set -eu
+command=$1
+shift
+name= folders= scale= experiment= arm= seed= task=
+while [ $# -gt 0 ]; do
+    case $1 in
+    --scale) scale=$2 && shift ;;
+    --experiment) experiment=$2 && shift ;;
+    --arm) arm=$2 && shift ;;
+    --seed) seed=$2 && shift ;;
+    --task) task=$2 && shift ;;
+    *) if [ -z "$name" ]; then name=$1; else folders="$folders $1"; fi ;;
+    esac
+    shift
+done
+
+make() {
+    for file in "$@"; do
+        mkdir -p "$(dirname "$file")"
+        echo "$command" > "$file"
+    done
+}
+
+run=$scale/$experiment/$arm/seed-$seed
+case $command in
+world) make data/$scale/corpus.jsonl data/$scale/world.json data/$scale/questions/facts.train.jsonl ;;
+index) make index/$scale/index.json index/$scale/lucene/segments ;;
+tokenizer) make policy/$scale/tokenizer/tokenizer.json ;;
+warm-start) make policy/$scale/$name${task:+/$task}/config.json ;;
+train) make results/$run/metrics.csv results/$run/manifest.json checkpoints/$run/final/config.json ;;
+evaluate) make results/$run/evaluation.csv ;;
+evaluate-base) make results/$scale/base/$name/seed-0/evaluation.csv ;;
+collect) for file in metrics.csv evaluation.csv.gz manifests.json; do make results/$scale/$name/$file; done ;;
+figure) for end in pdf png csv; do make figures/$scale/$name.$end; done ;;
+table) for end in csv md tex; do make paper_tables/$scale/$name.$end; done ;;
+audit) make paper_tables/$scale/audit.csv paper_tables/$scale/audit.md paper_tables/$scale/headline.txt ;;
+*) echo "stub: no command $command" >&2 && exit 1 ;;
+esac
