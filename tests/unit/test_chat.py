@@ -3,8 +3,10 @@
 import pytest
 
 from tests.policies import codec, foreign_codec, tokenizer
+from turncredit.config import PolicyConfig
 from turncredit.errors import CheckpointError, DataError
 from turncredit.policy.chat import MARKERS, TAGS, Codec, train_tokenizer
+from turncredit.policy.model import make_tiny_policy, save_policy
 
 USER = [{"role": "user", "content": "What is the capital of Kenya?"}]
 
@@ -110,3 +112,11 @@ def test_a_token_can_complete_a_tag_exactly_if_some_text_before_it_makes_one(mak
         completes = [i for i in range(len(tag)) if tag not in tag[:i] and tag in tag[:i] + text]
         assert surely_V[token] == (0 in completes)
         assert possibly_V[token] == (completes != [] and 0 not in completes)
+
+
+def test_a_tokenizer_beside_a_models_config_is_the_same_one(tmp_path):
+    """A Qwen2 folder must not bring Qwen2's way of splitting numbers with it."""
+    made = tokenizer()
+    save_policy(make_tiny_policy(PolicyConfig(hidden_size=16, heads=2, kv_heads=2), len(made), 0), tmp_path / "p", made)
+    text = "<information>Doc 1(Title: Germany) with 4773 people.\nDoc 2</information><think> x</think>"
+    assert Codec.load(tmp_path / "p").encode_observation(text) == Codec(made).encode_observation(text)

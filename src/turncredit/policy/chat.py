@@ -9,6 +9,7 @@ contents or observations hold one, it is broken by a space before it is encoded.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -26,6 +27,7 @@ TAGS = tuple(f"<{slash}{name}>"
              for name in ("think", "search", "information", "answer", "tool", "result", "reasoning")
              for slash in ("", "/"))
 END, PAD = "<|end|>", "<|pad|>"
+_PLAIN = PreTrainedTokenizerFast
 MARKERS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 TEMPLATE = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
             "{% if add_generation_prompt %}<|assistant|>{% endif %}")
@@ -65,11 +67,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int,
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     """The fast tokenizer of a folder or hub id.
 
+    A tokenizer made here is read exactly as it was saved: beside a model's config.json, AutoTokenizer
+    would give it the splitting rules of the model's family and so other tokens.
+
     Raises:
         CheckpointError: no readable fast tokenizer there.
     """
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(path))
+        record = Path(path, "tokenizer_config.json")
+        made_here = record.exists() and json.loads(record.read_bytes()).get("tokenizer_class") == _PLAIN.__name__
+        tokenizer: Any = (_PLAIN if made_here else AutoTokenizer).from_pretrained(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: no readable tokenizer: {_first_line(error)}",
                               "make it again with snakemake, or name another policy") from error
