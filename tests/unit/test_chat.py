@@ -120,3 +120,11 @@ def test_a_tokenizer_beside_a_models_config_is_the_same_one(tmp_path):
     save_policy(make_tiny_policy(PolicyConfig(hidden_size=16, heads=2, kv_heads=2), len(made), 0), tmp_path / "p", made)
     text = "<information>Doc 1(Title: Germany) with 4773 people.\nDoc 2</information><think> x</think>"
     assert Codec.load(tmp_path / "p").encode_observation(text) == Codec(made).encode_observation(text)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "\xff"])
+def test_damaged_tokenizer_settings_are_a_checkpoint_error(tmp_path, text):
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match="no readable tokenizer"):
+        Codec.load(tmp_path)

@@ -27,7 +27,6 @@ TAGS = tuple(f"<{slash}{name}>"
              for name in ("think", "search", "information", "answer", "tool", "result", "reasoning")
              for slash in ("", "/"))
 END, PAD = "<|end|>", "<|pad|>"
-_PLAIN = PreTrainedTokenizerFast
 MARKERS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 TEMPLATE = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
             "{% if add_generation_prompt %}<|assistant|>{% endif %}")
@@ -74,15 +73,29 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         CheckpointError: no readable fast tokenizer there.
     """
     try:
-        record = Path(path, "tokenizer_config.json")
-        made_here = record.exists() and json.loads(record.read_bytes()).get("tokenizer_class") == _PLAIN.__name__
-        tokenizer: Any = (_PLAIN if made_here else AutoTokenizer).from_pretrained(str(path))
+        plain = PreTrainedTokenizerFast
+        tokenizer: Any = (plain if _saved_class(path) == plain.__name__ else AutoTokenizer).from_pretrained(str(path))
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: no readable tokenizer: {_first_line(error)}",
                               "make it again with snakemake, or name another policy") from error
     if not tokenizer.is_fast:
         raise CheckpointError(f"{path}: the tokenizer has no fast version", "name a policy with tokenizer.json")
     return tokenizer
+
+
+def _saved_class(path: str | Path) -> str | None:
+    """The class that a local folder's tokenizer was saved as; None for a hub id or an older folder.
+
+    Raises:
+        ValueError: tokenizer_config.json holds no JSON object.
+    """
+    record = Path(path, "tokenizer_config.json")
+    if not record.exists():
+        return None
+    settings = json.loads(record.read_bytes())
+    if not isinstance(settings, dict):
+        raise ValueError(f"{record.name} holds no JSON object")
+    return settings.get("tokenizer_class")
 
 
 class Completion(NamedTuple):
