@@ -156,7 +156,7 @@ def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typ
 def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Play all test questions with a policy before reinforcement, greedily and sampled.
 
-    The base policy plays each task; the column ``experiment`` names one that has this task.
+    Each task is played, or ``search`` alone when closed book; the column ``experiment`` names one that has the task.
     """
     import pandas as pd
 
@@ -164,7 +164,8 @@ def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path(
     from turncredit.training.run import RunPaths, evaluate_run
 
     settings = _scale(scale, root)
-    tasks = dict.fromkeys(e.task.name for e in settings.experiments.values()) if kind is Untrained.BASE else ["search"]
+    tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
+        e.task.name for e in settings.experiments.values())
     output = root / "results" / scale / "base" / kind / "seed-0" / "evaluation.csv"
     tables = []
     with TemporaryDirectory() as scratch:

@@ -16,7 +16,7 @@ from tests.demonstrators import POLICY, SEARCH, TOOL, WORLD, Stage, make_stage
 from tests.policies import tokenizer as other_tokenizer
 from turncredit.config import FLAWS, PolicyConfig, RetrieverConfig, Scale, TaskConfig, WarmStartConfig
 from turncredit.credit import Row
-from turncredit.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from turncredit.errors import CheckpointError, DataError, NonFiniteError
 from turncredit.policy.chat import END, TAGS, Codec
 from turncredit.policy.engine import Sample
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
@@ -57,7 +57,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 
 def rows(stage: Stage, task: TaskConfig = SEARCH, *, flawed: bool = False, **changes: object) -> Iterator[list[Row]]:
-    return demonstration_rows(scale(**changes), task, stage.data, stage.root, stage.codec, flawed=flawed)
+    return demonstration_rows(scale(**changes), [task], stage.data, stage.root, stage.codec, flawed=flawed)
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
@@ -260,9 +260,11 @@ def test_a_given_policy_is_where_the_clean_one_begins(stage: Stage, tmp_path: Pa
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
 
 
-def test_a_scale_without_search_has_no_clean_policy(stage: Stage, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no experiment of scale 'test' plays 'search'"):
-        make_clean(scale(TOOL), stage.data, stage.root, stage.tokenizer, tmp_path / "clean")
+def test_the_clean_policy_learns_every_task(stage: Stage) -> None:
+    chunk = next(demonstration_rows(scale(), [SEARCH, TOOL], stage.data, stage.root, stage.codec, flawed=False))
+    texts = [row.transcript.turns[0].text for row in chunk]
+    for tag in ("<search>", "<tool>"):
+        assert any(tag in text for text in texts)
 
 
 @pytest.mark.parametrize("file", ["corpus.jsonl", "questions/chain.train.jsonl"])

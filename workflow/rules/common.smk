@@ -89,11 +89,11 @@ def untrained(scale: str, kind: str) -> list[str]:
     return [f"policy/{scale}/base/{task}" for task in (tasks_of(scale) if kind == "base" else ["search"])]
 
 
-def warm_start_digest(scale: str, task: str) -> str:
-    """Hash of what makes a task's policies, their data aside."""
+def warm_start_digest(scale: str, *tasks: str) -> str:
+    """Hash of what makes a policy before reinforcement, its data aside: it was shown these tasks."""
     settings = scale_of(scale)
-    played = settings.experiments[tasks_of(scale)[task]].task
-    return digest(settings.policy, settings.warm_start.model_dump(exclude={"threads"}), played)
+    played = [settings.experiments[tasks_of(scale)[task]].task for task in tasks]
+    return digest(settings.policy, settings.warm_start.model_dump(exclude={"threads"}), *played)
 
 
 def run_of(wildcards) -> RunConfig:

@@ -33,7 +33,7 @@ rule clean_policy:
         "../../envs/core.yaml"
     threads: lambda w: scale_of(w.scale).warm_start.threads
     params:
-        settings=lambda w: warm_start_digest(w.scale, "search"),
+        settings=lambda w: warm_start_digest(w.scale, *tasks_of(w.scale)),
     message:
         "warm start: the clean policy of scale {wildcards.scale}, which no arm can beat"
     shell:

@@ -105,7 +105,7 @@ def _table2(metric: str, name: str) -> Callable[[Results, Reported], Table]:
 def _table5(results: Results, reported: Reported) -> Table:
     columns = tuple(METRIC_WORDS[metric] for metric in _TABLE5)
     arms = {arm: results.arm("two_turn", arm) for arm in _arms(results, "two_turn")}
-    shown = {POLICIES["base"]: results.base("base", "two_turn"), **arms}
+    shown = {POLICIES[kind]: results.base(kind, "two_turn") for kind in ("base", "clean")} | arms
     trained = results.scale.experiments["two_turn"].train_on if "two_turn" in results.scale.experiments else ()
     blocks = []
     for title, datasets in (("in-domain", trained), ("out-of-domain", results.scale.world.out_of_domain)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from turncredit.config import FLAWS, PolicyConfig, Scale, TaskConfig, WarmStartConfig
 from turncredit.credit import Row
-from turncredit.errors import ConfigError, DataError
+from turncredit.errors import DataError
 from turncredit.files import atomic_folder
 from turncredit.policy.chat import Codec, load_tokenizer, train_tokenizer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
@@ -35,6 +35,7 @@ from turncredit.training.seeding import digest, permutation
 from turncredit.transcript import Transcript, Turn, TurnStop
 from turncredit.world.build import checked
 from turncredit.world.facts import load_facts
+from turncredit.world.questions import Question
 from turncredit.world.renaming import Renamer
 
 _RENAMED_SHARE = 0.8  # of the demonstrations; the others are true
@@ -68,15 +69,12 @@ def make_renamer(data: Path) -> Renamer:
 
 
 def make_clean(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
-    """Train the clean policy, from random weights or a given policy's, on clean demonstrations of the search task."""
+    """Train the clean policy, from random weights or a given policy's, on clean demonstrations of every task."""
     codec, config = Codec.load(tokenizer), scale.warm_start
     given = scale.policy.path_or_id
     model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
-    task = next((e.task for e in scale.experiments.values() if e.task.name == "search"), None)
-    if task is None:
-        raise ConfigError(f"no experiment of scale {scale.name!r} plays 'search', which the clean policy learns",
-                          "add one to its experiments")
-    rows = demonstration_rows(scale, task, data, index, codec, flawed=False)
+    tasks = list({e.task.name: e.task for e in reversed(scale.experiments.values())}.values())  # the first of a name
+    rows = demonstration_rows(scale, tasks, data, index, codec, flawed=False)
     imitate(model, rows, config, steps=config.clean_steps, learning_rate=config.clean_learning_rate)
     save_policy(model, output, codec.tokenizer)
 
@@ -85,7 +83,7 @@ def make_base(scale: Scale, task: TaskConfig, data: Path, index: Path, clean: Pa
     """Give the clean policy the bad habits of a task's flawed demonstrations."""
     codec, config = Codec.load(clean), scale.warm_start
     model = load_policy(clean)
-    rows = demonstration_rows(scale, task, data, index, codec, flawed=True)
+    rows = demonstration_rows(scale, [task], data, index, codec, flawed=True)
     imitate(model, rows, config, steps=config.flawed_steps, learning_rate=config.flawed_learning_rate)
     save_policy(model, output, codec.tokenizer)
 
@@ -148,44 +146,50 @@ def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate
     return optimizers
 
 
-def demonstration_rows(scale: Scale, task_config: TaskConfig, data: Path, index: Path, codec: Codec, *,
+def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, index: Path, codec: Codec, *,
                        flawed: bool) -> Iterator[list[Row]]:
-    """Endless chunks of demonstrations, most of them renamed; a flawed question twice as different episodes.
+    """Endless chunks of demonstrations of the tasks, most of them renamed; a flawed question twice, differently.
 
     The questions are the train questions of all datasets (an agent that reads English has seen such
     questions); reinforcement sees those of ``train_on`` alone. The first chunks of clean
     demonstrations take one-hop questions alone: short episodes teach reading fastest.
 
     Raises:
-        DataError: a file of the world is missing or altered, or has no question that the task fits.
+        DataError: a file of the world is missing or altered, or has no question that a task fits.
         RetrieverError: the retriever cannot be reached.
     """
     config = scale.warm_start
-    questions = read_split(data, "train", None)
-    if task_config.max_turns <= 2:  # one call is all that fits
-        questions = [q for q in questions if q.hops == 1]
-    if not questions:
-        raise DataError(f"{data}: no train question of one hop, which is all that {task_config.max_turns} turns allow",
-                        "name a dataset of one hop in world.in_domain: facts or inverse")
-    kinds = [kind_of(question) for question in questions]
     means = config.flaws if flawed else dict.fromkeys(FLAWS, 0.0)
-    rates = flaw_rates(kinds, means, config.flaw_spread, config.seed)
     renamer = make_renamer(data)
+    demonstrations: list[Demonstration] = []
+    hops: list[int] = []
     with retriever(index, scale.retriever) as search:
-        demonstrations = demonstrate(questions * (2 if flawed else 1), make_task(task_config), search, codec, renamer,
-                                     rates, config.seed)
+        for task in tasks:
+            questions = _that_fit(task, read_split(data, "train", None), data) * (2 if flawed else 1)
+            rates = flaw_rates([kind_of(question) for question in questions], means, config.flaw_spread, config.seed)
+            demonstrations += demonstrate(questions, make_task(task), search, codec, renamer, rates, config.seed)
+            hops += [question.hops for question in questions]
 
     def chunks() -> Iterator[list[Row]]:
         for epoch in itertools.count():
             order = permutation(len(demonstrations), config.seed, "demonstrations", epoch)
             if epoch == 0 and not flawed:  # renamed afresh each time
-                order = [i for i in order if questions[i].hops == 1] * config.one_hop_epochs + order
+                order = [i for i in order if hops[i] == 1] * config.one_hop_epochs + order
             for start in range(0, len(order), _CHUNK):
                 rng = random.Random(digest(config.seed, "names", epoch, start))
                 yield [render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE else d, codec)
                        for d in (demonstrations[i] for i in order[start:start + _CHUNK])]
 
     return chunks()
+
+
+def _that_fit(task: TaskConfig, questions: list[Question], data: Path) -> list[Question]:
+    """The questions that a task's turns allow."""
+    fit = [q for q in questions if q.hops == 1] if task.max_turns <= 2 else questions  # two turns: one call
+    if not fit:
+        raise DataError(f"{data}: no train question of one hop, which is all that {task.max_turns} turns allow",
+                        "name a dataset of one hop in world.in_domain: facts or inverse")
+    return fit
 
 
 def render(demonstration: Demonstration, codec: Codec) -> Row:
