@@ -64,7 +64,7 @@ class TaskConfig(Closed):
     max_context_tokens: int = Field(512, ge=16)
     max_invalid_turns: int = Field(4, ge=1)
     top_k: int = Field(3, ge=1)
-    instruction: Literal["short", "full"] = "short"  # the prompt: the question alone, or the protocol too
+    instruction: Literal["short", "full"] = "short"  # the question (and the tool's name), or the protocol too
 
 
 Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]

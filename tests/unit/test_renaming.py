@@ -89,5 +89,6 @@ def test_no_word_of_a_protocol_is_a_name(world: Renamer) -> None:
     fixed = [*(f"<{name}>" for name in (*SEARCH.names, *TOOL.names)),
              "Question: What is the", "Doc 1(Title: Doc 2(Title:",
              *search.RULES.remarks.values(), *tool_search.RULES.remarks.values(), tool_search.RULES.instruction,
+             tool_search.RULES.hint,
              '{"name": "wiki_search", "args": {"query": "', " find", " unclear", *relations]
     assert [name for text in fixed for name in world.names_in(text)] == []

@@ -107,7 +107,9 @@ def test_the_full_prompt_explains_a_call_that_works() -> None:
     assert (system["role"], user["role"]) == ("system", "user")
     example = system["content"].split("<tool>")[1].split("</tool>")[0]
     assert read_call(example) == json.loads(example)["args"]["query"]
-    assert start(TWO).prompt() == [user]
+    hint, asked = start(TWO).prompt()
+    assert hint == {"role": "system", "content": "Tool: wiki_search"}
+    assert asked == user
 
 
 def test_every_fault_has_a_remark() -> None:

@@ -118,7 +118,18 @@ def _table5(results: Results, reported: Reported) -> Table:
     blocks.append(Block("Reported by the paper (v2), TriviaQA validation, Qwen2.5-7B", "method", columns,
                         mark_best(rows, among=[row.label for row in rows])))
     return Table("table5_two_turn", "Reward components of the two-turn study (Table 5)", tuple(blocks),
-                 ("The largest mean of the trained arms is bold", *provenance(results, arms.values())))
+                 ("The largest mean of the trained arms is bold", *_one_call(results),
+                  *provenance(results, arms.values())))
+
+
+def _one_call(results: Results) -> tuple[str, ...]:
+    """Which test sets the two-turn agent cannot answer, as far as the runs tell."""
+    base = results.base("clean", "two_turn")
+    if base is None:
+        return ()
+    hops = base.evaluation.groupby("dataset")["hops"].min()
+    beyond = [dataset for dataset in results.datasets if hops.get(dataset, 1) > 1]
+    return (f"One call answers questions of one hop: {', '.join(beyond)} are beyond it",) if beyond else ()
 
 
 def _summary(results: Results, reported: Reported) -> Table:

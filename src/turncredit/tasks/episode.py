@@ -40,6 +40,7 @@ class Rules:
         read_call: the query that a call's content asks for, or what is wrong with it.
         remarks: the observation after each kind of invalid turn.
         instruction: the full instruction; shown if the configuration asks for it.
+        hint: shown in its place by the short prompt, as a system message; empty for none.
         instruction_role: "user" puts it before the question, "system" in a message of its own.
         reply_role: chat role of observations; None appends them inside the assistant's turn.
     """
@@ -48,6 +49,7 @@ class Rules:
     read_call: Callable[[str], str | Fault]
     remarks: Mapping[Fault, str]
     instruction: str
+    hint: str
     instruction_role: Literal["user", "system"]
     reply_role: Literal["user"] | None
 
@@ -66,13 +68,13 @@ class Episode:
     over: bool = False
 
     def prompt(self) -> list[Message]:
-        """The question, and the instruction if the configuration asks for the full one."""
+        """The question, behind the instruction or the hint, as the configuration asks."""
         line = asked(self.question)
-        if self.config.instruction == "short":
-            return [{"role": "user", "content": line}]
-        if self.rules.instruction_role == "user":
+        short = self.config.instruction == "short"
+        if self.rules.instruction_role == "user" and not short:
             return [{"role": "user", "content": f"{self.rules.instruction} {line}"}]
-        return [{"role": "system", "content": self.rules.instruction}, {"role": "user", "content": line}]
+        system = self.rules.hint if short else self.rules.instruction
+        return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": line}]
 
     def query(self, text: str) -> str | None:
         """What this turn asks the retriever: a valid call's query, None in the last turn."""

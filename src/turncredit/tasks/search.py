@@ -30,6 +30,7 @@ RULES = Rules(
         "</information>. You may search more than once. When you know enough, end the turn with "
         "the bare answer and no explanation, for example <answer> Beijing </answer>."
     ),
+    hint="",
     instruction_role="user",
     reply_role=None,
 )

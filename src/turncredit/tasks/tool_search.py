@@ -80,6 +80,7 @@ RULES = Rules(
         "5. give the bare answer between <answer> and </answer>. The JSON must be valid and use no other "
         "tool or argument. If the result does not help, answer from what you know."
     ),
+    hint="Tool: wiki_search",  # tells a policy that knows both protocols which one is asked for
     instruction_role="system",
     reply_role="user",
 )

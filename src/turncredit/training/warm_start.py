@@ -26,7 +26,7 @@ from turncredit.policy.chat import Codec, load_tokenizer, train_tokenizer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.retrieval.corpus import read_corpus
 from turncredit.retrieval.service import retriever
-from turncredit.tasks import make_task
+from turncredit.tasks import make_task, tool_search
 from turncredit.training.batch import Batch, MicroBatch
 from turncredit.training.demonstrations import Demonstration, demonstrate, flaw_rates, kind_of, renamed
 from turncredit.training.learner import finite
@@ -54,7 +54,8 @@ def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
     questions = [question.question for question in read_split(data, "train", None)]
     renamer = make_renamer(data)
     names = [name for names in renamer.names_of.values() for name in names]
-    fixed = ["Question: Doc 1(Title: Doc 2(Title: Doc 3(Title: find unclear Invalid. Search or answer.",
+    fixed = [tool_search.RULES.hint,
+             "Question: Doc 1(Title: Doc 2(Title: Doc 3(Title: find unclear Invalid. Search or answer.",
              ' {"name": "wiki_search", "args": {"query": " Error: no tool call bad JSON unknown tool bad arguments']
     texts = itertools.chain(
         (f" {passage.title}) {passage.text}" for passage in passages), (f" {q}" for q in questions),
