@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from turncredit.config import Scale, load_scale
+from turncredit.config import Scale, load_scale, scale_names
 from turncredit.errors import ConfigError, DataError, TurncreditError, nearest
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _start() -> None:
 def check_config(scale: Annotated[str | None, typer.Option(help="one scale; all by default")] = None,
                  root: Root = Path()) -> None:
     """Read and check the configuration, and list the runs of each experiment."""
-    names = [scale] if scale else sorted(p.stem for p in (root / "config").glob("*.yaml") if p.stem != "algorithms")
+    names = [scale] if scale else scale_names(root / "config")
     for name in names:
         found = _scale(name, root)
         for experiment, settings in found.experiments.items():

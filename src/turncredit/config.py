@@ -21,6 +21,7 @@ from turncredit.errors import ConfigError, nearest
 Estimator = Literal["group", "critic"]
 Placement = Literal["terminal", "delayed", "per_turn"]
 Content = Literal["outcome", "merged", "full"]
+SHARED = frozenset({"algorithms", "sources"})  # files of config/ that are no scale
 
 
 class Algorithm(Closed):
@@ -308,6 +309,11 @@ class RunConfig(Closed):
         return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
+def scale_names(config_dir: Path = Path("config")) -> list[str]:
+    """The scales of a folder: its YAML files, but for those that every scale shares."""
+    return sorted(path.stem for path in config_dir.glob("*.yaml") if path.stem not in SHARED)
+
+
 def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
     """Read and check ``config/<name>.yaml`` with ``config/algorithms.yaml``.
 
@@ -315,7 +321,7 @@ def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
         ConfigError: no such scale, unreadable YAML, an unknown key, a value out of range or a
             ``same_as`` that differs; the message names the file, the key, the value and the remedy.
     """
-    scales = [p.stem for p in config_dir.glob("*.yaml") if p.stem != "algorithms"]
+    scales = scale_names(config_dir)
     if name not in scales:
         raise ConfigError(f"no scale {name!r} in {config_dir}/",
                           nearest(name, scales) if scales else "run in the clone, or say --root CLONE")

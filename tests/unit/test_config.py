@@ -24,12 +24,13 @@ from turncredit.config import (
     ToolRewards,
     TrainingConfig,
     load_scale,
+    scale_names,
 )
 from turncredit.errors import ConfigError
 from turncredit.world.questions import DATASETS
 
 ROOT = Path(__file__).parents[2]
-SCALES = sorted(path.stem for path in (ROOT / "config").glob("*.yaml") if path.stem != "algorithms")
+SCALES = scale_names(ROOT / "config")
 MODELS = [model for model in vars(settings).values()
           if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == settings.__name__]
 TINY: dict[str, Any] = {

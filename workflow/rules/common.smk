@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
-from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.config import RunConfig, Scale, load_scale, scale_names
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting.figures import FIGURES
 from turncredit.reporting.tables import TABLES
@@ -55,11 +55,11 @@ check_experiments(config["seeds"] if isinstance(config.get("seeds"), dict) else 
 # The code and numbers that pages are made of: editing them draws again, and trains nothing.
 DRAWING = sorted(map(str, Path("src/turncredit/reporting").glob("*.py")))
 REPORTED = sorted(map(str, Path("paper_tables/reported").glob("*.csv")))
-SCALES = [path.stem for path in Path("config").glob("*.yaml") if path.stem != "algorithms"]
+SCALES = scale_names()
 
 
 wildcard_constraints:
-    scale="|".join(sorted(SCALES)),
+    scale="|".join(SCALES),
     experiment="[a-z_]+",
     arm="[A-Za-z0-9._-]+",
     seed="[0-9]+",
