@@ -23,8 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from turncredit.config import RetrieverConfig, RunConfig, Scale
+from turncredit.config import RunConfig, Scale
 from turncredit.credit import Row, TokenCredit, make_estimator, rows_of
+from turncredit.equipment import RetrieverConfig
 from turncredit.evaluation import Bench
 from turncredit.files import atomic
 from turncredit.policy.chat import Codec

@@ -81,7 +81,7 @@ def world(scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write the mini world: passages, and questions of one to three hops."""
     from turncredit.world.build import build_world
 
-    build_world(_scale(scale, root).world, root / "data" / scale)
+    build_world(_scale(scale, root).made_world(), root / "data" / scale)
 
 
 @app.command()

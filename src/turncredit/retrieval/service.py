@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from turncredit.config import RetrieverConfig
+from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError, RetrieverError
 from turncredit.retrieval.client import RetrieverClient
 from turncredit.retrieval.leases import Address, ServerDir

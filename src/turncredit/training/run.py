@@ -14,8 +14,9 @@ import pandas as pd
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from turncredit.config import RetrieverConfig, RunConfig
+from turncredit.config import RunConfig
 from turncredit.credit import make_estimator
+from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError
 from turncredit.evaluation import Bench, Decoding, evaluate, evaluation_ids
 from turncredit.files import atomic, sha256
