@@ -34,6 +34,7 @@ from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
+from turncredit.training.processes import Processes
 from turncredit.training.trainer import Progress, Trainer
 from turncredit.world.build import checked, recorded
 from turncredit.world.questions import Question, read_questions
@@ -72,28 +73,32 @@ class RunPaths:
 
 
 def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:
-    """Train one run to its end, from its newest checkpoint if there is one.
+    """Train one run to its end, from its newest checkpoint if there is one; by one process or by many together.
 
     Leaves ``checkpoints/final`` (a Hugging Face folder) and then, as the last act, metrics.csv and
     manifest.json in the run's folder: a killed run leaves nothing there that looks finished.
 
     Raises:
-        RunLockedError: another process writes this run.
+        ConfigError: another number of processes runs than ``launch.processes`` says.
+        RunLockedError: another run writes here.
         DataError: a data file is missing, altered or empty.
         CheckpointError: there are checkpoints, but all are damaged.
         Interrupted: SIGTERM or SIGUSR1 arrived; the state is saved.
         NonFiniteError: training diverged.
         RetrieverError: the retriever cannot be reached.
+        ProcessError: another process of this run failed; all of them end.
     """
     _settle(config)
     with ExitStack() as held:
-        held.enter_context(run_lock(paths.checkpoints))
+        processes = Processes.join(config.launch.processes, config.device)
+        processes.once(lambda: held.enter_context(run_lock(paths.checkpoints)))
         stop = held.enter_context(StopRequest().listening())
-        pool, validation, test = (read_split(paths.data, split, config.train_on if split != "test" else None)
-                                  for split in ("train", "validation", "test"))
-        made_of = _inputs(paths)
+        pool, validation, test = processes.each(lambda: [
+            read_split(paths.data, split, config.train_on if split != "test" else None)
+            for split in ("train", "validation", "test")])
+        made_of = processes.once(lambda: _inputs(paths))
         identity = _identity(config, retriever_config, made_of)
-        found = checkpoint.newest(paths.checkpoints, identity)
+        found = processes.once(lambda: checkpoint.newest(paths.checkpoints, identity))
         progress = Progress(started=now()) if found is None else Progress.load(found)
         if found is not None:
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
@@ -103,23 +108,29 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         learner = Learner(
             policy, Critic(policy) if estimator.uses_critic else None,
             load_policy(paths.policy, config.device) if config.training.kl_coefficient else None,
-            config.training, config.device)
+            config.training, config.device, config.launch, processes)
         if found is not None:
             learner.load(found)
         manifest = _manifest(config, made_of, test)
-        write_manifest(paths.checkpoints / "manifest.json", {**manifest, **_course(progress, None)})
+        running = {**manifest, **_course(progress, None)}
+        processes.once(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
-        search = held.enter_context(retriever(paths.index, retriever_config))
-        engine = StoppableEngine(HFEngine(learner.policy, codec), stop)
+        search = processes.each(lambda: held.enter_context(retriever(paths.index, retriever_config)))
+        engine = StoppableEngine(HFEngine(learner.sampler, codec), stop)
         bench = make_bench(config, engine, search, codec)
-        trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop)
+        trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
+                          processes)
         progress = trainer.train(progress)
 
-        save_policy(learner.accelerator.unwrap_model(learner.policy), paths.final_policy, codec.tokenizer)
+        weights = learner.collect()
         manifest |= _course(progress, now())
-        write_manifest(paths.checkpoints / "manifest.json", manifest)
-        write_metrics(progress.rows, paths.run / "metrics.csv")
-        write_manifest(paths.run / "manifest.json", manifest)
+
+        def finish() -> None:
+            save_policy(learner.policy, paths.final_policy, codec.tokenizer, weights)
+            write_manifest(paths.checkpoints / "manifest.json", manifest)
+            write_metrics(progress.rows, paths.run / "metrics.csv")
+            write_manifest(paths.run / "manifest.json", manifest)
+        processes.once(finish)
 
 
 def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverConfig, *, data: Path, index: Path,
