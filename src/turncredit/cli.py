@@ -78,10 +78,44 @@ def check_config(scale: Annotated[str | None, typer.Option(help="one scale; all 
 
 @app.command()
 def world(scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Write the mini world: passages, and questions of one to three hops."""
+    """Write the passages and questions of a scale: a world that is made here, or what was fetched."""
     from turncredit.world.build import build_world
 
-    build_world(_scale(scale, root).made_world(), root / "data" / scale)
+    settings = _scale(scale, root)
+    if settings.questions is not None:
+        prepare_data(scale, root)
+    else:
+        build_world(settings.made_world(), root / "data" / scale)
+
+
+@app.command()
+def fetch(names: Annotated[list[str] | None, typer.Argument(help="sources of config/sources.yaml")] = None,
+          scale: Annotated[str | None, typer.Option(help="and all sources that this scale reads")] = None,
+          verify: Annotated[bool, typer.Option("--verify", help="read what is here again and compare")] = False,
+          root: Root = Path()) -> None:
+    """Download sources, check them, and go on where an earlier call stopped; without a name, list them."""
+    from turncredit.data.fetch import fetch as fetch_sources
+    from turncredit.data.fetch import is_here
+    from turncredit.data.sources import load_registry
+
+    registry = load_registry(root)
+    if not names and scale is None:
+        for name, source in registry.sources.items():
+            size = f"{source.bytes / 1e9:.2f} GB" if source.bytes else "size unknown"
+            state = "here" if is_here(registry, name) else size
+            typer.echo(f"{name:24} {state:>12}  {source.title}; licence: {source.licence}")
+        return
+    needed = registry.needed(_scale(scale, root)) if scale is not None else []
+    fetch_sources(registry, dict.fromkeys([*(names or ()), *needed]), verify=verify)
+
+
+@app.command("prepare-data")
+def prepare_data(scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Turn fetched question sets and passages into the files of a scale with real questions."""
+    from turncredit.data.prepare import prepare
+    from turncredit.data.sources import load_registry
+
+    prepare(_scale(scale, root), load_registry(root), root / "data" / scale)
 
 
 @app.command()
