@@ -14,7 +14,8 @@ from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
 from turncredit.retrieval.client import Retriever
 from turncredit.rewards import RewardFunction, Rewards
-from turncredit.rollout.episode import SeedOf, rollout
+from turncredit.rollout.episode import rollout
+from turncredit.rollout.state import SeedOf
 from turncredit.tasks import make_task
 from turncredit.tasks.base import Task
 from turncredit.training.seeding import digest
