@@ -130,7 +130,7 @@ class Cluster:
                                "--auth-root-authentication-method=normal"], capture_output=True, text=True, check=False)
         assert made.returncode == 0, made.stdout + made.stderr
         (self.root / "grant.sql").write_text(
-            "create database slurm; create user slurm@'127.0.0.1' identified by 'slurm'; "
+            "create database slurm;\ncreate user slurm@'127.0.0.1' identified by 'slurm';\n"
             "grant all on slurm.* to slurm@'127.0.0.1';\n")
         port = re.search(r"StoragePort=(\d+)", (self.root / "slurmdbd.conf").read_text())
         assert port is not None
@@ -263,6 +263,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={accounting}
+AccountingStoragePass={root}/munge.socket
 AccountingStorageTRES=gres/gpu
 AccountingStoreFlags=job_comment
 AccountingStorageEnforce=associations,qos
