@@ -95,7 +95,7 @@ class Site(Closed):
     max_runtime: int = Field(1440, ge=1)
     warning_s: int = Field(300, ge=1, le=65535)
     jobs: int = Field(100, ge=1)
-    status_command: Literal["sacct", "squeue"] | None = None
+    status_command: Literal["squeue", "sacct"] = "squeue"
     needs: dict[str, Needs] = Field(default_factory=dict)
 
     @classmethod

@@ -24,7 +24,7 @@ MARK = "TURNCREDIT_TEST_CLUSTER"
 CONF = Path("/etc/slurm/slurm.conf")  # the executor's inner srun sees no SLURM_CONF
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "mariadb-server")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "slurmdbd", "munged", "mariadbd", "mariadb-install-db")
-NODES, CPUS, GPUS, MEMORY_MB = ("n1", "n2"), 2, 4, 32000
+NODES, CPUS, GPUS, MEMORY_MB = ("n1", "n2"), 3, 8, 32000
 ACCOUNT, QOS = "turncredit-test", "patient"
 
 

@@ -28,7 +28,7 @@ max_runtime: 600
 warning_s: 20
 status_command: sacct
 needs:
-  train: {{gpu: 2}}
+  train: {{gpu: 2, runtime: 100}}
   evaluate: {{gpu: 1}}
 """
 FRESH = ("--config", "scale=smoke", "runs=fresh")
