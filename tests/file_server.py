@@ -37,6 +37,7 @@ class FileServer:
     etags: bool = True
     seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     sent: int = 0  # bytes of bodies
+    repository: dict[str, tuple[bytes, str, str]] = field(default_factory=dict)  # like the hub: body, ETag, commit
 
     def asked(self, path: str) -> list[str]:
         """The ranges that were asked of a file, "" for the whole."""
@@ -60,7 +61,13 @@ def serving() -> Iterator[FileServer]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
+            if self.path in state.repository:
+                self.answer_like_the_hub(*state.repository[self.path])
+                return
             state.seen.append((self.path, dict(self.headers)))
             queue = state.faults.get(self.path, [])
             fault = queue.pop(0) if queue else Fault()
@@ -70,7 +77,7 @@ def serving() -> Iterator[FileServer]:
             body = state.files.get(self.path)
             status = fault.status or (200 if body is not None else 404)
             if fault.status is not None or body is None:
-                body = f"{status}".encode()
+                body = f"HTTP {status}".encode()
             headers = {"Content-Type": "application/octet-stream"}
             if state.etags and status == 200:
                 headers["ETag"] = etag(body)
@@ -94,6 +101,14 @@ def serving() -> Iterator[FileServer]:
             if fault.cut is not None or fault.no_length:
                 self.wfile.flush()
                 self.close_connection = True
+
+        def answer_like_the_hub(self, body: bytes, tag: str, commit: str) -> None:
+            self.send_response(200)
+            for name, value in {"ETag": f'"{tag}"', "X-Repo-Commit": commit, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
             pass
