@@ -33,7 +33,8 @@ from turncredit.policy.engine_hf import HFEngine
 from turncredit.policy.model import Critic, load_policy
 from turncredit.retrieval.client import Retriever
 from turncredit.retrieval.leases import ServerDir
-from turncredit.retrieval.lucene import build_index, read_manifest
+from turncredit.retrieval.lucene import build_index
+from turncredit.retrieval.manifest import read_manifest
 from turncredit.retrieval.service import retriever
 from turncredit.tasks import make_task
 from turncredit.tasks.base import CountTokens, CutTokens, Step

@@ -16,7 +16,8 @@ from turncredit.errors import DataError, RetrieverError
 from turncredit.files import sha256
 from turncredit.materials import WorldConfig
 from turncredit.retrieval.leases import ServerDir
-from turncredit.retrieval.lucene import build_index, read_manifest
+from turncredit.retrieval.lucene import build_index
+from turncredit.retrieval.manifest import read_manifest
 from turncredit.retrieval.service import retriever
 from turncredit.world.build import build_world
 from turncredit.world.questions import read_questions

@@ -11,13 +11,15 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from turncredit.errors import RetrieverError
 from turncredit.retrieval.corpus import Passage
 from turncredit.retrieval.query import clean_query
 from turncredit.transcript import Document
 
+_GROWING = wait_exponential(multiplier=0.1, max=5)
+_LONGEST_S = 30.0  # that a server may ask a client to wait
 _CACHED = 200_000  # answers kept; the oldest goes first
 
 
@@ -48,7 +50,8 @@ class RetrieverClient:
     Args:
         url: of the server, without the path: "http://127.0.0.1:8000".
         timeout_s: of one attempt.
-        retries: further attempts after a failed one, with growing pauses of at most 5 s.
+        retries: further attempts after a failed one, with growing pauses of at most 5 s, or as long as the server
+            asks for (``Retry-After``, at most 30 s).
         index_sha256: identity that the server must have; None for a foreign server without /health.
         max_query_tokens: whitespace words of a query that are sent; the rest is cut and counted.
         transport: what carries the requests; None is the network.
@@ -65,7 +68,7 @@ class RetrieverClient:
         self._max_query_tokens = max_query_tokens
         self._cache: dict[tuple[str | None, int, str], tuple[Document, ...]] = {}
         self._retrying = Retrying(stop=stop_after_attempt(retries + 1), retry=retry_if_exception(_transient),
-                                  wait=wait_exponential(multiplier=0.1, max=5), reraise=True)
+                                  wait=_pause, reraise=True)
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False,
                                   transport=transport)
         if index_sha256 is not None:
@@ -134,6 +137,13 @@ class RetrieverClient:
 
     def _attempt(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         return self._http.request(method, path, json=body).raise_for_status().json()
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds before the next attempt."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.response.headers.get("Retry-After", "") if isinstance(error, httpx.HTTPStatusError) else ""
+    return max(_GROWING(state), min(float(asked), _LONGEST_S) if asked.isdecimal() else 0.0)
 
 
 def _transient(error: BaseException) -> bool:
