@@ -8,10 +8,9 @@ so that one episode's search holds up no other episode.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -132,14 +131,24 @@ def named_weights(weights: Weights) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(weights, Path):
         yield from weights
         return
-    files = sorted(weights.glob("*.safetensors"))
+    for file in opened(weights):
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            yield name, file.get_tensor(name)
+
+
+def opened(folder: Path) -> Iterator[Any]:
+    """The safetensors files of a folder, each open while it is looked at.
+
+    Raises:
+        CheckpointError: there are none, or one cannot be read.
+    """
+    files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise CheckpointError(f"{weights}: no *.safetensors there", "save the policy with save_policy")
-    for file in files:
-        with ExitStack() as held:
-            try:
-                opened = held.enter_context(safe_open(file, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{file}: cannot be read: {error}", "save the policy again") from error
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                yield name, opened.get_tensor(name)
+        raise CheckpointError(f"{folder}: no *.safetensors there", "save the policy with save_policy")
+    for path in files:
+        try:
+            file = safe_open(path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read: {error}", "save the policy again") from error
+        with file:
+            yield file

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from turncredit.errors import Interrupted
-from turncredit.policy.engine import Engine, Images, Sample, Weights
+from turncredit.policy.engine import Engine, Images, Sample, StreamingEngine, Weights
 from turncredit.training.processes import ALONE, Processes
 
 
@@ -73,3 +73,29 @@ class StoppableEngine:
     def sleep(self) -> None:
         """See ``Engine.sleep``."""
         self._engine.sleep()
+
+
+class StoppableStream(StoppableEngine):
+    """The same for an engine whose turns end one by one."""
+
+    def __init__(self, engine: Engine, turns: StreamingEngine, request: StopRequest) -> None:
+        super().__init__(engine, request)
+        self._turns = turns
+
+    async def sample(self, context: Sequence[int], *, seed: int | None, max_tokens: int, temperature: float,
+                     stop_tags: tuple[str, ...], images: Images = ()) -> Sample:
+        """See ``StreamingEngine.sample``.
+
+        Raises:
+            Interrupted: a signal has arrived at this process.
+        """
+        self._request.check()
+        return await self._turns.sample(context, seed=seed, max_tokens=max_tokens, temperature=temperature,
+                                        stop_tags=stop_tags, images=images)
+
+
+def stoppable(engine: Engine, request: StopRequest) -> StoppableEngine:
+    """``engine``, asked to stop between two turns; turns end one by one if its own do."""
+    if isinstance(engine, StreamingEngine):
+        return StoppableStream(engine, engine, request)
+    return StoppableEngine(engine, request)

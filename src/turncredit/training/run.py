@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,14 +23,14 @@ from turncredit.evaluation import Bench, Decoding, evaluate, evaluation_ids
 from turncredit.files import atomic, sha256
 from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
 from turncredit.retrieval.client import Retriever
 from turncredit.retrieval.service import retriever
 from turncredit.rewards import make_reward
 from turncredit.tasks import make_task
 from turncredit.training import checkpoint
-from turncredit.training.interrupt import StoppableEngine, StopRequest
+from turncredit.training.interrupt import StopRequest, stoppable
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
 from turncredit.training.manifest import now, provenance, write_manifest
@@ -116,8 +117,12 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         processes.once(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
         search = processes.each(lambda: held.enter_context(retriever(paths.index, retriever_config)))
-        engine = StoppableEngine(HFEngine(learner.sampler, codec), stop)
-        bench = make_bench(config, engine, search, codec)
+        engine = processes.each(lambda: held.enter_context(make_engine(
+            config.engine, codec, policy=paths.policy, model=lambda: learner.sampler,
+            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
+            folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
+        bench = make_bench(config, stoppable(engine, stop), search, codec)
         trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
                           processes)
         progress = trainer.train(progress)
@@ -155,8 +160,12 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
     questions = read_split(data, "test", None)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
-    engine = HFEngine(load_policy(policy, config.device), codec)
+    beside = config.engine.model_copy(update={"placement": "colocate"})  # nobody trains on the other GPUs
     with ExitStack() as held:
+        engine = held.enter_context(make_engine(
+            beside, codec, policy=policy, model=lambda: load_policy(policy, config.device),
+            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
+            folder=output.parent))
         search = None if closed_book else held.enter_context(retriever(index, retriever_config))
         bench = make_bench(config, engine, search, codec)
         bench = bench.closed_book() if closed_book else bench
