@@ -23,7 +23,7 @@ from turncredit.materials import PolicyConfig, QuestionsConfig, WarmStartConfig,
 Estimator = Literal["group", "critic"]
 Placement = Literal["terminal", "delayed", "per_turn"]
 Content = Literal["outcome", "merged", "full"]
-SHARED = frozenset({"algorithms", "sources"})  # files of config/ that are no scale
+SHARED = frozenset({"algorithms", "models", "sources"})  # files of config/ that are no scale
 
 # How a run is made, and not what it computes: outside its digest.
 HOW = frozenset({"device", "threads", "engine", "launch"})

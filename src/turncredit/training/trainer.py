@@ -26,7 +26,7 @@ from turncredit.evaluation import Bench, Episode
 from turncredit.losses import kl_k3
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
-from turncredit.training.budget import TokenBudget, tokens_per_question
+from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.metrics import Row, training_columns, validation_columns, write_metrics
@@ -180,9 +180,10 @@ class Trainer:
         """One training step; ``progress`` and the weights change together, after the update."""
         config, step, clock = self.config, progress.step, [time.perf_counter()]
         assert progress.budget is not None  # the validation before training has set it
-        chosen, cursor = draw(progress.cursor, progress.budget.questions(len(self.pool)), len(self.pool), config.seed)
-        questions = [self.pool[i] for i in chosen]
         branching = self.estimator.branching(config.task.max_turns)
+        count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
+        chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
+        questions = [self.pool[i] for i in chosen]
         groups = self.processes.spread(questions, lambda mine: self.bench.play(
             mine, branching, temperature=config.training.temperature,
             seed_of=lambda question, path: digest(config.seed, step, question, *path)))
