@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +22,7 @@ from tqdm import tqdm
 
 from turncredit.data.sources import Format, Inside
 from turncredit.errors import DataError
-from turncredit.files import atomic
+from turncredit.files import atomic, atomic_folder
 from turncredit.retrieval.corpus import parse_passage
 
 _READ_AT_ONCE = 4096  # rows of a parquet file
@@ -96,6 +97,25 @@ def extract_corpus(archive: Path, inside: Inside, output: Path) -> None:
             if expected not in (None, found):
                 raise DataError(f"{archive}: has inside {what} {found}, not {expected}",
                                 "fetch it again, or correct config/sources.yaml")
+
+
+def unpack_folder(archive: Path, folder: Path) -> None:
+    """Unpack a gzip tar that holds one folder (a Lucene index) as ``folder``: whole, or as it was before.
+
+    Raises:
+        DataError: no such archive, or names in it lead outside.
+    """
+    with atomic_folder(folder) as fresh, tempfile.TemporaryDirectory(dir=fresh.parent) as name:
+        try:
+            with tarfile.open(archive, "r:gz") as tar:
+                tar.extractall(name, filter="data")
+        except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+            raise DataError(f"{archive}: cannot be unpacked: {error}", "fetch it again") from error
+        inside = list(Path(name).iterdir())
+        if len(inside) != 1 or not inside[0].is_dir():
+            raise DataError(f"{archive}: holds {len(inside)} entries, not one folder", "fetch it again")
+        for path in list(inside[0].iterdir()):
+            path.rename(fresh / path.name)
 
 
 def _check_passage(archive: Path, number: int, line: bytes) -> None:
