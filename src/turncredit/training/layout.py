@@ -38,6 +38,7 @@ class Replicated:
         accelerator: gives the device.
         launch: precision and offload.
         processes: of the run.
+        max_norm: gradients are clipped to it.
 
     Raises:
         ConfigError: the launch asks for what this layout cannot do.
@@ -46,8 +47,8 @@ class Replicated:
     shards = False
     loss_scale = 1.0  # a loss is multiplied by it, so that what is made of all gradients is their sum
 
-    def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes) -> None:
-        self.accelerator, self.launch, self.processes = accelerator, launch, processes
+    def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> None:
+        self.accelerator, self.launch, self.processes, self.max_norm = accelerator, launch, processes, max_norm
         self._refuse("parameters", "trained weights are whole on every process",
                      "name an FSDP file in launch.accelerate")
 
@@ -89,14 +90,14 @@ class Replicated:
         """Add the loss's gradient; ``last`` of an optimiser step."""
         self.accelerator.backward(loss * self.loss_scale if self.loss_scale != 1 else loss)
 
-    def clip(self, module: nn.Module, max_norm: float) -> float:
+    def clip(self, module: nn.Module) -> float:
         """Join the gradients of all processes and clip them; their norm before that."""
         if self.processes.count > 1:
             for parameter in module.parameters():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 dist.all_reduce(parameter.grad)
-        return float(self.accelerator.clip_grad_norm_(module.parameters(), max_norm))
+        return float(self.accelerator.clip_grad_norm_(module.parameters(), self.max_norm))
 
     @contextmanager
     def whole(self, tensor: Tensor) -> Iterator[Tensor]:
@@ -184,8 +185,8 @@ class Sharded(Replicated):
 
     shards = True
 
-    def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes) -> None:
-        self.accelerator, self.launch, self.processes = accelerator, launch, processes
+    def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> None:
+        self.accelerator, self.launch, self.processes, self.max_norm = accelerator, launch, processes, max_norm
         self.loss_scale = float(processes.count)  # fully_shard takes the mean over processes
         self._mesh = init_device_mesh(self.device.type, (processes.count,))
         self._plugin = FullyShardedDataParallelPlugin()  # reads what accelerate's file says from the environment
@@ -211,9 +212,9 @@ class Sharded(Replicated):
             assert isinstance(module, FSDPModule)
             module.reshard()
 
-    def clip(self, module: nn.Module, max_norm: float) -> float:
+    def clip(self, module: nn.Module) -> float:
         """See ``Replicated.clip``; the backward pass has joined the gradients."""
-        norm = torch.nn.utils.clip_grad_norm_(list(module.parameters()), max_norm)
+        norm = torch.nn.utils.clip_grad_norm_(list(module.parameters()), self.max_norm)
         with self.whole(norm) as whole:
             return float(whole)
 
@@ -253,8 +254,8 @@ class Zero(Replicated):
 
     shards = True
 
-    def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes) -> None:
-        self.accelerator, self.launch, self.processes = accelerator, launch, processes
+    def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> None:
+        self.accelerator, self.launch, self.processes, self.max_norm = accelerator, launch, processes, max_norm
         self.loss_scale = float(processes.count)  # DeepSpeed takes the mean over processes
         for part in ("parameters", "optimizer"):
             self._refuse(part, "DeepSpeed reads it elsewhere", "set offload_*_device in the file of launch.accelerate")
@@ -271,7 +272,7 @@ class Zero(Replicated):
                               "name an FSDP file in launch.accelerate for arms with a critic")
         plugin = self.accelerator.state.deepspeed_plugin
         # Micro-batches are packed by tokens; DeepSpeed only multiplies this number into others that it logs.
-        plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = 1
+        plugin.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": self.max_norm}
         self._engine, optimizer = self.accelerator.prepare(module, make_optimizer(module.parameters()))
         return self._engine, optimizer
 
@@ -280,8 +281,8 @@ class Zero(Replicated):
         self.accelerator.sync_gradients = last
         super().backward(loss, last=last)
 
-    def clip(self, module: nn.Module, max_norm: float) -> float:
-        """The norm that DeepSpeed met, and clipped to its own file's ``gradient_clipping``."""
+    def clip(self, module: nn.Module) -> float:
+        """The norm that DeepSpeed met and clipped."""
         return float(self._engine.get_global_grad_norm())
 
     @contextmanager
@@ -316,13 +317,13 @@ class Zero(Replicated):
         self._engine.load_checkpoint(str(folder), tag="zero")
 
 
-def make_layout(accelerator: Accelerator, launch: LaunchConfig, processes: Processes) -> Replicated:
+def make_layout(accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> Replicated:
     """The layout that the launcher's environment asks for (``accelerate launch`` writes it from its file)."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        return Zero(accelerator, launch, processes)
+        return Zero(accelerator, launch, processes, max_norm)
     if processes.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        return Sharded(accelerator, launch, processes)
-    return Replicated(accelerator, launch, processes)
+        return Sharded(accelerator, launch, processes, max_norm)
+    return Replicated(accelerator, launch, processes, max_norm)
 
 
 def _move_states(optimizer: Any, device: torch.device) -> None:

@@ -8,7 +8,6 @@ processes share the forward and backward passes of a batch and take the same ste
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,8 +59,9 @@ class Scorer(nn.Module):
 
     def forward(self, micro: MicroBatch, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
         """See ``policy.model.token_logprobs``."""
-        return token_logprobs(self.policy, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T, temperature,
-                              entropy_gradient=entropy_gradient)
+        logprob_N, entropy_N = token_logprobs(self.policy, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T,
+                                              temperature, entropy_gradient=entropy_gradient)
+        return logprob_N.clone(), entropy_N  # no view: what shards a module hangs its hooks on what it returns
 
 
 class Learner:
@@ -78,7 +78,7 @@ class Learner:
 
     Attributes:
         policy, critic, reference: the same models; parts of them where weights are sharded.
-        sampler: a model with whole weights, for an engine that samples in this process.
+        layout: where the weights are (``layout.shards``: an engine in this process needs a model of its own).
     """
 
     def __init__(self, policy: PreTrainedModel, critic: Critic | None, reference: PreTrainedModel | None,
@@ -86,9 +86,8 @@ class Learner:
                  processes: Processes = ALONE) -> None:
         self.settings, self.processes, self.launch = settings, processes, launch or LaunchConfig()
         self.accelerator = Accelerator(cpu=device == "cpu")
-        self.layout = make_layout(self.accelerator, self.launch, processes)
+        self.layout = make_layout(self.accelerator, self.launch, processes, settings.max_grad_norm)
         self.policy = policy
-        self.sampler = copy.deepcopy(policy).to(self.accelerator.device) if self.layout.shards else policy
         self.scorer, self.policy_optimizer = self._prepare(Scorer(policy), settings.learning_rate)
         self.critic: Critic | None = None
         if critic is not None:
@@ -248,7 +247,7 @@ class Learner:
 
     def _optimizer_step(self, model: nn.Module, optimizer: Any, name: str) -> float:
         """Clip, step; the gradient's norm before clipping."""
-        norm = self.layout.clip(model, self.settings.max_grad_norm)
+        norm = self.layout.clip(model)
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient of {name} is not finite (norm {norm})", _LOWER)
         optimizer.step()

@@ -57,7 +57,7 @@ class Processes:
         running = int(os.environ.get("WORLD_SIZE", "1"))
         if running != expected:
             raise ConfigError(f"launch.processes = {expected}, but {running} run" + "s" * (running == 1),
-                              "start them with `turncredit launch`, or set launch.processes to what you start")
+                              "`turncredit train` starts them itself; or set launch.processes to what you start")
         if running == 1:
             return ALONE
         from accelerate import PartialState  # a second to load, and only needed here

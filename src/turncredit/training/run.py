@@ -105,10 +105,12 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
         codec = Codec.load(paths.policy)
         estimator = make_estimator(config.algorithm, config.training)
-        policy = load_policy(paths.policy if found is None else found / "policy", config.device)
+        start = paths.policy if found is None else found / "policy"
+        where = config.device if processes.count == 1 else "cpu"  # whole models may not fit the GPU of a part
+        policy = load_policy(start, where)
         learner = Learner(
             policy, Critic(policy) if estimator.uses_critic else None,
-            load_policy(paths.policy, config.device) if config.training.kl_coefficient else None,
+            load_policy(paths.policy, where) if config.training.kl_coefficient else None,
             config.training, config.device, config.launch, processes)
         if found is not None:
             learner.load(found)
@@ -118,7 +120,8 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
 
         search = processes.each(lambda: held.enter_context(retriever(paths.index, retriever_config)))
         engine = processes.each(lambda: held.enter_context(make_engine(
-            config.engine, codec, policy=paths.policy, model=lambda: learner.sampler,
+            config.engine, codec, policy=paths.policy,
+            model=lambda: load_policy(start, config.device) if learner.layout.shards else learner.policy,
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             local_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
