@@ -1,5 +1,7 @@
 """What two processes find out together: ``python -m tests.distributed.checks ROOT``, started twice by torchrun.
 
+``... ROOT train`` only trains, for longer than any test lasts.
+
 Starting processes takes far longer than what they check, so each launch makes many checks. A check
 returns facts, which the tests judge; each process writes its own to ``ROOT/facts-RANK.json``.
 """
@@ -263,4 +265,7 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[2:] == ["train"]:
+        train(Path(sys.argv[1]), run_config("tree", steps=100_000, checkpoint_every=100_000))
+    else:
+        main(Path(sys.argv[1]))

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from turncredit.training.run import RunPaths
 from turncredit.training.trainer import Progress
 
 CLONE = Path(__file__).parents[2]
-pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(1500)]
 RUNS = ("tree", "critic", "critic-sharded", "stopped-rollout", "stopped-update", "stopped-sharded", "saved-by-one",
         "retriever", "crash", "locked")
 
@@ -43,21 +45,29 @@ def root(tmp_path_factory):
     def stop(number: int, name: str) -> None:
         seen.append(name)
         if seen.count("_optimizer_step") == 9 and name == "_optimizer_step":
-            os.kill(os.getpid(), 10)
+            os.kill(os.getpid(), signal.SIGUSR1)
     with pytest.raises(Interrupted), events(stop):
         train(root / "saved-by-one", config("critic"))
     return root
 
 
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """torchrun with two processes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo",
+                   "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command(LAUNCH, ["-m", "tests.distributed.checks", *arguments], environment), cwd=CLONE,
+                            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
 @pytest.fixture(scope="module")
 def facts(root):
     """What each of the two processes found."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo",
-                   "PYTHONPATH": os.pathsep.join(sys.path)}
-    program = ["-m", "tests.distributed.checks", str(root)]
-    done = subprocess.run(command(LAUNCH, program, environment), cwd=CLONE, env=environment, capture_output=True,
-                          text=True, timeout=540)
-    assert done.returncode == 0, done.stderr[-5000:]
+    launcher = started(str(root))
+    try:
+        _, errors = launcher.communicate(timeout=1200)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 0, errors[-5000:]
     return [json.loads((root / f"facts-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -221,3 +231,20 @@ def test_a_process_that_dies_is_noticed_at_once(facts):
     assert (lost["kind"], lost["code"]) == ("ProcessError", 6)
     assert "process 0 of 2: another process is lost" in lost["message"]
     assert lost["seconds"] < 30
+
+
+def test_a_warning_to_the_launcher_stops_and_saves_the_run(root):
+    paths = RunPaths.under(root / "launcher", run_config("tree"))
+    launcher = started(str(root / "launcher"), "train")
+    try:
+        while not (paths.checkpoints / "metrics.csv").exists():
+            assert launcher.poll() is None, launcher.communicate()[1][-3000:]
+            time.sleep(0.2)
+        launcher.send_signal(signal.SIGUSR1)
+        _, errors = launcher.communicate(timeout=600)
+    finally:
+        launcher.kill()
+    assert launcher.returncode != 0
+    assert "stopped by SIGUSR1; saved" in errors
+    saved, = paths.checkpoints.glob("step-*")
+    assert Progress.load(saved).step == int(saved.name.removeprefix("step-"))

@@ -12,7 +12,7 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from turncredit.equipment import LaunchConfig
 from turncredit.errors import ConfigError
 from turncredit.training.launch import accelerate_environment, command
-from turncredit.training.layout import share
+from turncredit.training.layout import offloads_all, share
 from turncredit.training.processes import Processes
 
 CLONE = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def test_fsdp_files_shard_by_layers_and_offload_as_they_say(monkeypatch, name, p
     for key, value in found.items():
         monkeypatch.setenv(key, value)
     plugin = FullyShardedDataParallelPlugin()
-    assert (plugin.fsdp_version, plugin.reshard_after_forward, bool(plugin.cpu_offload)) == (2, True, offloaded)
+    assert (plugin.fsdp_version, plugin.reshard_after_forward, offloads_all(plugin)) == (2, True, offloaded)
     assert not plugin.activation_checkpointing  # it would be done twice
 
 

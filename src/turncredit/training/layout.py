@@ -190,17 +190,18 @@ class Sharded(Replicated):
         self.loss_scale = float(processes.count)  # fully_shard takes the mean over processes
         self._mesh = init_device_mesh(self.device.type, (processes.count,))
         self._plugin = FullyShardedDataParallelPlugin()  # reads what accelerate's file says from the environment
+        self._host = offloads_all(self._plugin)
 
     def place(self, module: nn.Module, make_optimizer: MakeOptimizer, part: Offload | None = None) -> tuple[Any, Any]:
         """See ``Replicated.place``; parameters change their kind, so the optimiser comes after."""
         asked = {part, "parameters", "optimizer"} & {*self.launch.offload}
-        self._shard(module, host=bool(asked) or bool(self._plugin.cpu_offload))
+        self._shard(module, host=bool(asked) or self._host)
         optimizer = make_optimizer(module.parameters())
         return module, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
     def freeze(self, module: nn.Module, part: Offload) -> Any:
         """See ``Replicated.freeze``."""
-        self._shard(module.requires_grad_(False), host=part in self.launch.offload or bool(self._plugin.cpu_offload))
+        self._shard(module.requires_grad_(False), host=part in self.launch.offload or self._host)
         return module
 
     @contextmanager
@@ -324,6 +325,11 @@ def make_layout(accelerator: Accelerator, launch: LaunchConfig, processes: Proce
     if processes.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         return Sharded(accelerator, launch, processes, max_norm)
     return Replicated(accelerator, launch, processes, max_norm)
+
+
+def offloads_all(plugin: FullyShardedDataParallelPlugin) -> bool:
+    """Whether accelerate's file says ``fsdp_offload_params``; else its policy is there too, and offloads nothing."""
+    return isinstance(plugin.cpu_offload, CPUOffloadPolicy)
 
 
 def _move_states(optimizer: Any, device: torch.device) -> None:
