@@ -27,7 +27,7 @@ def guard(words: Sequence[str]) -> int:
         while os.read(0, 1024):
             pass
         owner_gone.set()
-        child.terminate()
+        child.send_signal(signal.SIGINT)  # SIGTERM may be blocked: a cluster sends it to all processes of a job
         time.sleep(STOP_S)
         child.kill()
 

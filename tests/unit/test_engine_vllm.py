@@ -102,7 +102,7 @@ class Notes:
 
     said: list[str] = field(default_factory=list)
     resets: bool = True
-    now: str = "0"
+    now: str = "default"
     images: list[tuple[bytes, ...]] = field(default_factory=list)
 
     async def start(self) -> None:
@@ -114,8 +114,11 @@ class Notes:
         self.images.append(images)
         return Completion((min(codec().end_ids),), (-1.0,), "stop", (self.now,))
 
-    async def reload(self, folder: Path, version: str) -> None:
+    async def reload(self, folder: Path) -> None:
         self.said.append(f"reload {sorted(load_file(next(folder.glob('*.safetensors'))))}")
+
+    async def rename(self, version: str) -> None:
+        self.said.append(f"name {version}")
         self.now = version
 
     async def version(self) -> str:
@@ -153,8 +156,9 @@ def given(tmp_path: Path, policy: Path, **changes: Any) -> WeightFolder:
 def make(tmp_path: Path, policy: Path) -> Iterator[Any]:
     made = []
 
-    def engine(backend: Notes, level: int = 0) -> VLLMEngine:
-        made.append(VLLMEngine(backend, codec(), window=20, folder=given(tmp_path, policy), sleep_level=level))
+    def engine(backend: Notes, level: int = 0, **shares: bool) -> VLLMEngine:
+        folder = given(tmp_path, policy, writer=shares.get("leads", True))
+        made.append(VLLMEngine(backend, codec(), window=20, folder=folder, sleep_level=level, **shares))
         return made[-1]
 
     yield engine
@@ -178,7 +182,8 @@ def test_a_sleeping_engine_is_woken_once_by_what_needs_it_and_prefixes_go_with_t
     engine.update_weights(W, 4)
     assert [one.weight_version for one in turn(engine)] == [4, 4]
     turn(engine, 1)
-    assert notes.said == ["start", "sleep 2", "wake weights", "reload ['w']", "wake kv_cache", "turn", "turn", "turn"]
+    assert notes.said == ["start", "sleep 2", "wake weights", "reload ['w']", "name 4", "wake kv_cache",
+                          "turn", "turn", "turn"]
 
 
 def test_weights_that_come_to_an_engine_awake_reset_its_prefixes(make):
@@ -187,7 +192,7 @@ def test_weights_that_come_to_an_engine_awake_reset_its_prefixes(make):
     turn(engine, 1)
     engine.sleep()  # level 0
     engine.update_weights(W, 1)
-    assert notes.said == ["start", "turn", "reload ['w']", "reset"]
+    assert notes.said == ["start", "turn", "reload ['w']", "reset", "name 1"]
     assert engine.weight_version == 1
 
 
@@ -199,6 +204,22 @@ def test_after_the_deep_sleep_there_is_no_turn_without_weights(make):
     light = make(Notes(), level=1)
     light.sleep()
     assert len(turn(light)) == 2
+
+
+def test_of_those_that_share_an_engine_one_leads_and_the_others_wait_for_the_name_of_the_weights(make):
+    """The name comes last: who samples by it meets new weights, no old prefix, and an engine that is awake."""
+    notes = Notes()
+    leader, member = make(notes, level=2, shared=True), make(notes, level=2, shared=True, leads=False)
+    for engine in (member, leader):
+        engine.sleep()
+        engine.reset_prefix_cache()  # others may be sampling
+    waiting = threading.Thread(target=member.update_weights, args=(W, 8))
+    waiting.start()
+    leader.update_weights(W, 8)
+    waiting.join(20)
+    assert [turn(engine, 1)[0].weight_version for engine in (leader, member)] == [8, 8]
+    assert notes.said == ["start", "start", "sleep 2", "wake weights", "reload ['w']", "wake kv_cache", "name 8",
+                          "turn", "turn"]
 
 
 def test_prefixes_in_use_are_an_error(make):
@@ -399,7 +420,10 @@ def test_an_answer_that_is_none_is_an_error_never_a_turn(answer, error):
 
 
 def test_weights_reach_the_server_as_a_path_and_a_name():
-    _, request = asked(httpx.Response(200, json={}), lambda server: server.reload(Path("/given/version-7"), "7"))
+    _, request = asked(httpx.Response(200, json={}), lambda server: server.reload(Path("/given/version-7")))
+    assert (request.url.path, json.loads(request.content)) == (
+        "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/given/version-7"}})
+    _, request = asked(httpx.Response(200, json={}), lambda server: server.rename("7"))
     assert (request.url.path, json.loads(request.content)) == ("/update_weight_version", {"new_version": "7"})
 
 
@@ -441,6 +465,22 @@ def test_each_engine_has_gpus_of_its_own(monkeypatch):
     assert engines.gpus(1, 9, "cpu") == {}
     with pytest.raises(ConfigError, match="GPUs 3 to 4"):
         engines.gpus(2, 3, "cuda")
+
+
+def test_processes_share_a_vllm_as_they_share_gpus():
+    """Eight processes on eight GPUs: alone, by fours, or all with a server behind them."""
+    def teams(**settings: Any) -> list[tuple[int, bool, int, int, bool]]:
+        config = EngineConfig(kind="vllm", **settings)
+        found = [engines.team_of(config, rank, 8) for rank in range(8)]
+        return [(team.number, team.leads, team.first_gpu, team.gpus, team.serves) for team in found]
+
+    assert teams() == [(rank, True, rank, 1, False) for rank in range(8)]
+    assert teams(tensor_parallel=4) == [(rank // 4, rank % 4 == 0, rank // 4 * 4, 4, True) for rank in range(8)]
+    assert teams(placement="server", gpus=2) == [(0, rank == 0, 8, 2, True) for rank in range(8)]
+    with pytest.raises(ConfigError, match="does not divide"):
+        teams(tensor_parallel=3)
+    alone = engines.team_of(EngineConfig(kind="vllm", tensor_parallel=4), 0, 1)
+    assert (alone.members, alone.gpus, alone.serves) == (1, 4, False)
 
 
 def test_engine_options_never_take_a_models_own_preferences():

@@ -26,6 +26,7 @@ from turncredit.transcript import TurnStop
 COOLEST = 0.01  # below it vLLM takes another temperature than it is told
 FLOOR = -9999.0  # vLLM's servers write this for NaN and -inf; no sampled token is so unlikely
 WEIGHTS, CACHE = "weights", "kv_cache"  # what sleeps, in vLLM's words
+FIRST = "default"  # its name for the weights that it started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Completion:
         ids: the sampled ids, the one that ended it included.
         logprobs: of each, as drawn.
         reason: why it ended, in vLLM's words.
-        versions: of the weights that sampled it, in order, as they were named in ``Backend.reload``.
+        versions: of the weights that sampled it, in order, as ``Backend.rename`` has named them.
     """
 
     ids: tuple[int, ...]
@@ -61,8 +62,12 @@ class Backend(Protocol):
         """
         ...
 
-    async def reload(self, folder: Path, version: str) -> None:
-        """Take the weights of a folder, and name them."""
+    async def reload(self, folder: Path) -> None:
+        """Take the weights of a folder."""
+        ...
+
+    async def rename(self, version: str) -> None:
+        """Name the weights."""
         ...
 
     async def version(self) -> str:
@@ -100,15 +105,19 @@ class VLLMEngine:
         folder: through which weights by name reach vLLM.
         sleep_level: what ``sleep`` does: 0 nothing, 1 or 2 as of ``Backend.sleep``. After 2 weights must
             be given before the next turn.
+        shared: other processes of the run sample from this vLLM too. They take part in each rollout,
+            and in each change of the weights, together.
+        leads: of those that share it, this process tells it of new weights and sends it to sleep.
 
     Raises:
         ConfigError, ProcessError: vLLM cannot be started.
     """
 
-    def __init__(self, backend: Backend, codec: Codec, *, window: int, folder: WeightFolder,
-                 sleep_level: int = 0) -> None:
+    def __init__(self, backend: Backend, codec: Codec, *, window: int, folder: WeightFolder, sleep_level: int = 0,
+                 shared: bool = False, leads: bool = True) -> None:
         self._backend, self._codec, self._window = backend, codec, window
-        self._folder, self._sleep_level = folder, sleep_level
+        self._folder, self._sleep_level = folder, sleep_level if leads else 0
+        self._shared, self._leads = shared, leads
         self._asleep: frozenset[str] = frozenset()
         self._lost = False  # level 2 has dropped the weights
         self._waking = asyncio.Lock()  # turns begin together
@@ -137,26 +146,24 @@ class VLLMEngine:
         return await self._loop.call(self._turn(context, seed, max_tokens, temperature, stop_tags, images))
 
     def reset_prefix_cache(self) -> None:
-        """See ``Engine``.
+        """See ``Engine``. One that is shared forgets its prefixes with its weights alone: others may be sampling.
 
         Raises:
             ProcessError: turns are still in progress.
         """
-        if CACHE not in self._asleep:  # one that sleeps is empty
+        if not self._shared:
             self._loop.run(self._reset())
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """See ``Engine``. Other processes of the run that give the same version share what one of them wrote."""
+        """See ``Engine``. All processes of the run give the same weights; one of them writes, all that lead read."""
         with self._folder.holding(weights, version) as folder:
-            self._loop.run(self._wake(WEIGHTS))
-            if self._folder.writer or not self._folder.one_reads:
-                self._loop.run(self._backend.reload(folder, str(version)))
+            if self._leads:
+                self._loop.run(self._take(folder, str(version)))
             else:
                 wait_until(lambda: self._loop.run(self._backend.version()) == str(version),
                            f"weights of version {version} in vLLM")
         self._lost = False
         self.weight_version = version
-        self.reset_prefix_cache()
 
     def sleep(self) -> None:
         """See ``Engine``."""
@@ -198,7 +205,18 @@ class VLLMEngine:
                 await self._backend.wake_up(wanted)
                 self._asleep -= set(wanted)
 
+    async def _take(self, folder: Path, version: str) -> None:
+        """New weights, no old prefix, and only then their name, for which others may wait."""
+        await self._wake(WEIGHTS)
+        await self._backend.reload(folder)
+        await self._reset()
+        if self._shared:
+            await self._wake(CACHE)
+        await self._backend.rename(version)
+
     async def _reset(self) -> None:
+        if CACHE in self._asleep:  # it was emptied when it went to sleep
+            return
         if not await self._backend.reset_prefix_cache():
             raise ProcessError("vLLM could not forget its prefixes, as turns are in progress",
                                "let them end before the weights change")
@@ -249,7 +267,8 @@ def finished(found: Completion, codec: Codec, max_tokens: int, stop_tags: tuple[
     if len(set(found.versions)) != 1:
         raise ProcessError(f"one turn was sampled by weights of the versions {', '.join(found.versions) or 'none'}",
                            "let no other run use this vLLM")
-    return Sample(ids, logprobs, stop, int(found.versions[0]))
+    [version] = set(found.versions)
+    return Sample(ids, logprobs, stop, 0 if version == FIRST else int(version))
 
 
 def turn_end(ids: Sequence[int], codec: Codec, stop_tags: tuple[str, ...]) -> tuple[int, TurnStop | None]:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,12 +20,11 @@ from turncredit.files import write_text
 from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
 from turncredit.policy.engine_hf import HFEngine
-from turncredit.policy.weight_folder import WeightFolder
+from turncredit.policy.weight_folder import WeightFolder, wait_until
 
 Precision = Literal["float32", "bfloat16"]
 MEMORY = Path("/dev/shm")  # a file system in the host's memory
 CPU_CACHE_BYTES = 2**28  # keys and values of vLLM's CPU build, which else takes a share of the machine
-ADDRESS, LOG = "vllm.address", "vllm.log"
 
 
 @contextmanager
@@ -33,8 +33,8 @@ def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model
                 local_count: int = 1) -> Iterator[Engine]:
     """An engine that lives as long as the block.
 
-    All processes of a run on one machine make it together, before any of them gives it weights: each
-    has an engine on its own GPU, or all share the server of the first one.
+    All processes of a run on one machine make it together, before any of them gives it weights (see
+    ``team_of`` for who shares what).
 
     Args:
         config: what samples, and where.
@@ -44,7 +44,7 @@ def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model
         window: most tokens of a context and its turn together: ``task.max_context_tokens``.
         device: ``cpu`` or ``cuda``.
         precision: that vLLM computes in.
-        folder: the run's checkpoints; gets the server's log and address.
+        folder: the run's checkpoints; gets logs and addresses of servers.
         local_rank, local_count: this process among those of the run on this machine.
 
     Raises:
@@ -59,19 +59,59 @@ def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model
     from turncredit.policy.vllm_process import ChildProcesses
     from turncredit.policy.vllm_server import Server
 
-    serves = config.placement == "server"
     given = WeightFolder(weight_path(folder), policy, torch.bfloat16 if precision == "bfloat16" else torch.float32,
-                         writer=local_rank == 0, one_reads=serves)
+                         writer=local_rank == 0)
     given.clear()
     options = engine_options(config, policy, window=window, device=device, precision=precision)
+    team = team_of(config, local_rank, local_count)
+    visible = gpus(team.gpus, team.first_gpu, device)
     with ExitStack() as held:
         held.callback(given.clear)
-        if serves:
-            backend: Any = Server(held.enter_context(_server(config, options, folder, local_rank, local_count)))
-        else:
-            backend = ChildProcesses(options, gpus(config.tensor_parallel, local_rank * config.tensor_parallel, device))
-        level = 2 if config.sleep and device == "cuda" and not serves else 0
-        yield held.enter_context(VLLMEngine(backend, codec, window=window, folder=given, sleep_level=level))
+        backend: Any = Server(held.enter_context(_server(options, visible, folder, team))) if team.serves \
+            else ChildProcesses(options, visible)
+        yield held.enter_context(VLLMEngine(
+            backend, codec, window=window, folder=given, sleep_level=2 if options.get("enable_sleep_mode") else 0,
+            shared=team.members > 1, leads=team.leads))
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The processes of a run on one machine that share a vLLM, as one of them sees them.
+
+    Attributes:
+        number: of the team, from 0.
+        members: processes; a lone one has its vLLM as child processes.
+        leads: this process starts the vLLM.
+        gpus, first_gpu: those of the vLLM, among those of the job on this machine.
+        serves: the vLLM is a server.
+    """
+
+    number: int
+    members: int
+    leads: bool
+    gpus: int
+    first_gpu: int
+    serves: bool
+
+
+def team_of(config: EngineConfig, local_rank: int, local_count: int) -> Team:
+    """Who shares a vLLM with this process, and on which GPUs it runs.
+
+    On GPUs of its own one server is shared by all, behind the GPUs of the trainers. On the training
+    GPUs each process has one, or as many processes share a server as share a copy of the policy.
+
+    Raises:
+        ConfigError: the processes cannot be dealt into teams.
+    """
+    if config.placement == "server":
+        return Team(0, local_count, local_rank == 0, config.gpus, local_count, serves=True)
+    size = config.tensor_parallel if local_count > 1 else 1
+    if local_count % size:
+        raise ConfigError(f"engine.tensor_parallel = {size} does not divide the {local_count} processes of a machine",
+                          "choose a number that does")
+    number = local_rank // size
+    return Team(number, size, local_rank % size == 0, config.tensor_parallel, number * config.tensor_parallel,
+                serves=size > 1)
 
 
 def require_vllm() -> None:
@@ -120,20 +160,16 @@ def weight_path(folder: Path) -> Path:
 
 
 @contextmanager
-def _server(config: EngineConfig, options: dict[str, Any], folder: Path, local_rank: int,
-            local_count: int) -> Iterator[str]:
-    """The address of the run's server, which the first process starts on the GPUs behind those of the trainers."""
+def _server(options: dict[str, Any], visible: dict[str, str], folder: Path, team: Team) -> Iterator[str]:
+    """The address of a team's server, which its leader starts."""
     from turncredit.policy.vllm_server import serving
-    from turncredit.policy.weight_folder import wait_until
-
-    record = folder / ADDRESS
-    if local_rank:
+    record = folder / f"vllm-{team.number}.address"
+    if not team.leads:
         wait_until(record.exists, f"{record}: the address of the vLLM server")
         yield record.read_text(encoding="utf-8").strip()
         return
     record.unlink(missing_ok=True)
-    device = "cpu" if "enforce_eager" in options else "cuda"
-    with serving(options, gpus(config.gpus, local_count, device), folder / LOG) as address:
+    with serving(options, visible, folder / f"vllm-{team.number}.log") as address:
         write_text(record, address)
         try:
             yield address

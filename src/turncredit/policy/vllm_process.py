@@ -52,7 +52,6 @@ class ChildProcesses:
                 raise ProcessError(f"vLLM does not start: {_first_line(error)}",
                                    "its own lines above tell why; a lower engine.gpu_memory_utilization may help"
                                    ) from error
-        await self._engine.update_weight_version("0")
 
     async def complete(self, context: Sequence[int], parameters: dict[str, Any], images: Images) -> Completion:
         """See ``Backend``."""
@@ -76,14 +75,17 @@ class ChildProcesses:
             one.logprobs, one.token_ids, strict=True)), str(one.finish_reason),
             tuple(span.version for span in one.weight_versions or ()))
 
-    async def reload(self, folder: Path, version: str) -> None:
+    async def reload(self, folder: Path) -> None:
         """See ``Backend``."""
         try:
             await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-            await self._engine.update_weight_version(version)
         except Exception as error:  # whatever its workers raise comes back as an Exception
             raise ProcessError(f"vLLM cannot take the weights of {folder}: {_first_line(error)}",
                                "its own lines above tell why") from error
+
+    async def rename(self, version: str) -> None:
+        """See ``Backend``."""
+        await self._engine.update_weight_version(version)
 
     async def version(self) -> str:
         """See ``Backend``."""

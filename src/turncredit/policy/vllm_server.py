@@ -23,7 +23,7 @@ from turncredit.errors import ConfigError, NonFiniteError, ProcessError
 from turncredit.guard import STOP_S
 from turncredit.policy.engine import Images
 from turncredit.policy.engine_vllm import Completion
-from turncredit.policy.vllm_process import OF_THE_TRAINERS, data_url
+from turncredit.policy.vllm_process import OF_THE_TRAINERS, data_url, deaf_children
 
 SERVER = "vllm.entrypoints.openai.api_server"
 START_S = 900.0  # compiling and capturing graphs of a large model
@@ -76,10 +76,13 @@ class Server:
         except (KeyError, TypeError, ValueError) as error:
             raise ProcessError(f"{self.address}: not the answer of a vLLM server: {error!r}", _REMEDY) from error
 
-    async def reload(self, folder: Path, version: str) -> None:
+    async def reload(self, folder: Path) -> None:
         """See ``Backend``; the server reads the folder, so it must be on a disk of its own machine."""
         await self._ask("POST", "/collective_rpc",
                         json={"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+
+    async def rename(self, version: str) -> None:
+        """See ``Backend``."""
         await self._ask("POST", "/update_weight_version", json={"new_version": version})
 
     async def version(self) -> str:
@@ -153,9 +156,10 @@ def serving(options: Mapping[str, Any], environment: Mapping[str, str], log: Pat
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vllm-") as folder, log.open("wb") as out:
         socket = Path(folder) / "socket"  # a short path, as sockets need
-        guard = subprocess.Popen(
-            [sys.executable, "-m", "turncredit.guard", *command(options, socket)], env=variables,
-            stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        with deaf_children():
+            guard = subprocess.Popen(
+                [sys.executable, "-m", "turncredit.guard", *command(options, socket)], env=variables,
+                stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _wait_for(guard, socket, log, start_s)
             yield f"unix:{socket}"

@@ -38,14 +38,12 @@ class WeightFolder:
         policy: folder or hub id that vLLM started with; all weights that come later have its names and shapes.
         dtype: that vLLM computes in.
         writer: this process writes; of those that share ``path`` exactly one does.
-        one_reads: all processes share one vLLM, which the writer tells to read.
     """
 
     path: Path
     policy: str | Path
     dtype: torch.dtype
     writer: bool = True
-    one_reads: bool = False
 
     @contextmanager
     def holding(self, weights: Weights, version: int) -> Iterator[Path]:

@@ -5,6 +5,7 @@ A server that is dead, slow or wrong is a ``RetrieverError``, never an empty lis
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -45,7 +46,7 @@ class Counts:
 
 
 class RetrieverClient:
-    """A ``Retriever`` over HTTP; close it, or use it in a ``with``.
+    """A ``Retriever`` over HTTP, for several threads at once; close it, or use it in a ``with``.
 
     Args:
         url: of the server, without the path: "http://127.0.0.1:8000".
@@ -67,6 +68,7 @@ class RetrieverClient:
         self._index = index_sha256
         self._max_query_tokens = max_query_tokens
         self._cache: dict[tuple[str | None, int, str], tuple[Document, ...]] = {}
+        self._lock = threading.Lock()  # of counts and cache: episodes search beside one another
         self._retrying = Retrying(stop=stop_after_attempt(retries + 1), retry=retry_if_exception(_transient),
                                   wait=_pause, reraise=True)
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False,
@@ -85,16 +87,19 @@ class RetrieverClient:
         """See ``Retriever``. All queries that are not cached go in one request, each once."""
         cleaned = [clean_query(query, self._max_query_tokens) for query in queries]
         keys = [(self._index, top_k, query) for query, _ in cleaned]
-        missing = list(dict.fromkeys(key for key in keys if key not in self._cache))
-        found = dict(zip(missing, self._retrieve([query for *_, query in missing], top_k), strict=True))
-        self.counts.asked += len(queries)
-        self.counts.cached += len(queries) - len(missing)
-        self.counts.cut += sum(was_cut for _, was_cut in cleaned)
-        answers = [list(found[key] if key in found else self._cache[key]) for key in keys]
-        self._cache.update(found)
-        while len(self._cache) > _CACHED:
-            del self._cache[next(iter(self._cache))]
-        return answers
+        with self._lock:
+            found = {key: self._cache[key] for key in keys if key in self._cache}
+        missing = list(dict.fromkeys(key for key in keys if key not in found))
+        new = dict(zip(missing, self._retrieve([query for *_, query in missing], top_k), strict=True))
+        found |= new
+        with self._lock:
+            self.counts.asked += len(queries)
+            self.counts.cached += len(queries) - len(missing)
+            self.counts.cut += sum(was_cut for _, was_cut in cleaned)
+            self._cache.update(new)
+            while len(self._cache) > _CACHED:
+                del self._cache[next(iter(self._cache))]
+        return [list(found[key]) for key in keys]
 
     def close(self) -> None:
         """Close the connections."""
