@@ -218,6 +218,10 @@ class Scale(Closed):
         """Training seeds of an experiment's arms."""
         return self.experiments[experiment].seeds or self.seeds
 
+    def evaluated(self, experiment: str) -> tuple[str, ...]:
+        """Data sets of an experiment's final evaluation."""
+        return self.experiments[experiment].evaluate_on or (*self.in_domain, *self.out_of_domain)
+
     def retriever_of(self, experiment: str) -> RetrieverConfig:
         """What answers the searches of an experiment."""
         name = self.experiments[experiment].retriever
@@ -262,6 +266,16 @@ class Scale(Closed):
             if arm.same_as is not None and arm.same_as not in trained:
                 yield f"{where}.same_as: no trained arm {arm.same_as!r}; {nearest(arm.same_as, trained)}"
 
+    def checkpoint(self, name: str) -> CheckpointConfig:
+        """A policy that others trained.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in self.checkpoints:
+            raise ConfigError(f"no checkpoint {name!r} at scale {self.name!r}", nearest(name, self.checkpoints))
+        return self.checkpoints[name]
+
     def run(self, experiment: str, arm: str, seed: int) -> RunConfig:
         """Resolve one training run.
 
@@ -285,9 +299,11 @@ class Scale(Closed):
         rewards: SearchRewards | ToolRewards = self.search_rewards if task.name == "search" else self.tool_rewards
         if overrides.search_cost is not None:
             rewards = rewards.model_copy(update={"search_cost": overrides.search_cost})
+        evaluated = self.evaluated(experiment)  # not written down where it is all that there is
         return RunConfig(
             scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
-            rewards=rewards, train_on=found.train_on, evaluate_on=found.evaluate_on, retriever=found.retriever,
+            rewards=rewards, train_on=found.train_on, retriever=found.retriever,
+            evaluate_on=None if evaluated == self.datasets else evaluated,
             training=found.training, device=self.device, threads=self.threads, engine=found.engine or self.engine,
             launch=found.launch or self.launch)
 

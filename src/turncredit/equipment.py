@@ -45,7 +45,7 @@ class FaissConfig(Closed):
 class ServerConfig(Closed):
     """How a retrieval server is run; none of it changes an answer."""
 
-    host: Literal["loopback", "hostname"] = "loopback"  # where it listens: this machine alone, or its name's address
+    host: str = Field("loopback", min_length=1)  # where it listens: loopback, hostname (its machine's), or a name
     window_ms: float = Field(2.0, ge=0)  # a request waits so long for others that are searched with it
     max_batch: int = Field(1024, ge=1)  # queries that are searched at once
     queue: int = Field(8192, ge=1)  # queries that may wait; further requests get 503 and a time to come back
@@ -53,6 +53,7 @@ class ServerConfig(Closed):
     heap: str = Field("512m", pattern=r"^[1-9]\d*[kmg]$")  # of Java, for the index and its server
     start_s: float = Field(180.0, gt=0)  # how long its users wait for it; placed as a job, its time in the queue too
     linger_s: float = Field(15.0, gt=0)  # how long it stays without a user
+    lease_s: float = Field(180.0, gt=0)  # placed as a job: a user that gave no sign for so long is gone
     mem_mb: int = Field(4000, ge=1)  # what its own job asks for: memory
     gpus: int = Field(0, ge=0)  # GPUs
     runtime: int = Field(1440, ge=1)  # minutes
@@ -81,6 +82,8 @@ class RetrieverConfig(Closed):
                              f" where kind = {self.kind!r}")
         if self.placement == "job" and self.server.host == "loopback":
             raise ValueError("server.host = 'loopback': other machines cannot reach a job there; write hostname")
+        if self.placement == "job" and self.faiss and self.faiss.device == "cuda" and self.server.gpus == 0:
+            raise ValueError("server.gpus = 0: faiss.device = 'cuda' wants one where the server is a job of its own")
         return self
 
     def whole(self) -> str:
@@ -118,6 +121,8 @@ class LaunchConfig(Closed):
     precision: Literal["float32", "bfloat16"] = "float32"  # of forward and backward; master weights stay float32
     gradient_checkpointing: bool = False
     offload: tuple[Offload, ...] = ()  # what lies in the host's memory while it is not used
+    gpu: str | None = None  # of config/models.yaml: what a plan reckons with; null: no GPU, or one that it knows not
+    host_memory_gib: float | None = Field(None, gt=0)  # of a node, for a plan; null: not checked
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> LaunchConfig:

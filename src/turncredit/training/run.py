@@ -64,7 +64,7 @@ class RunPaths:
         """The layout of the clone at ``root``."""
         run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
         policy = root / "policy" / config.scale / "base" / config.task.name
-        return cls(root / "data" / config.scale, root / "index" / config.scale, policy,
+        return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
                    root / "results" / run, root / "checkpoints" / run)
 
     @property
@@ -95,7 +95,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         processes.once(lambda: held.enter_context(run_lock(paths.checkpoints)))
         stop = held.enter_context(StopRequest().listening())
         pool, validation, test = processes.each(lambda: [
-            read_split(paths.data, split, config.train_on if split != "test" else None)
+            read_split(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
             for split in ("train", "validation", "test")])
         made_of = processes.once(lambda: _inputs(paths))
         identity = _identity(config, retriever_config, made_of)
@@ -160,7 +160,7 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
         RetrieverError: the retriever cannot be reached.
     """
     _settle(config)
-    questions = read_split(data, "test", None)
+    questions = read_split(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
     beside = config.engine.model_copy(update={"placement": "colocate"})  # nobody trains on the other GPUs
