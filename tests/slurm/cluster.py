@@ -112,7 +112,7 @@ class Cluster:
         self._daemon("munged", "--foreground", "--force", f"--key-file={self.root}/munge.key",
                      f"--socket={self.root}/munge.socket", f"--pid-file={self.root}/munged.pid",
                      f"--log-file={self.root}/munged.log", f"--seed-file={self.root}/munged.seed")
-        until((self.root / "munge.socket").exists, within_s=20, what="munged is up")
+        until((self.root / "munge.socket").exists, within_s=120, what="munged is up")
         self._start_accounting()
         self._daemon("slurmctld", "-D", "-f", f"{self.root}/slurm.conf")
         for node in NODES:
@@ -122,7 +122,7 @@ class Cluster:
         CONF.symlink_to(self.root / "slurm.conf")
         until(lambda: self._answers("sinfo", "--noheader", "--states=idle", "--Node", "--partition=cpu",
                                     "--format=%N").split() == list(NODES),
-              within_s=60, every_s=0.3, what="both nodes are idle; see the logs in " + str(self.root))
+              within_s=300, every_s=0.3, what="both nodes are idle; see the logs in " + str(self.root))
 
     def _start_accounting(self) -> None:
         database = self.root / "db"
@@ -138,10 +138,10 @@ class Cluster:
                      "--bind-address=127.0.0.1", "--skip-name-resolve", f"--socket={self.root}/db.socket",
                      f"--pid-file={self.root}/db.pid", f"--init-file={self.root}/grant.sql",
                      "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900")
-        until((self.root / "db.socket").exists, within_s=60, what="mariadbd is up")
+        until((self.root / "db.socket").exists, within_s=300, what="mariadbd is up")
         self._daemon("slurmdbd", "-D")
         manager = ("sacctmgr", "--immediate")
-        until(lambda: self._answers("sacctmgr", "--noheader", "list", "qos"), within_s=60, every_s=0.3,
+        until(lambda: self._answers("sacctmgr", "--noheader", "list", "qos"), within_s=300, every_s=0.3,
               what="slurmdbd is up")
         self.run(*manager, "add", "cluster", "turncredit")
         self.run(*manager, "add", "qos", QOS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,10 @@ import yte
 
 from turncredit.cluster import Amount, Site
 from turncredit.errors import ConfigError
+from turncredit.reporting.figures import FIGURES
 
-PROFILE = Path(__file__).parents[2] / "profiles" / "slurm"
+ROOT = Path(__file__).parents[2]
+PROFILE = ROOT / "profiles" / "slurm"
 
 
 def profile(site: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -55,6 +58,14 @@ def test_the_papers_training_has_eight_gpus_of_one_node(tmp_path: Path, monkeypa
     by_gpus = asked(profile("{gpus_by: gpus, gpu_model: h100}", tmp_path, monkeypatch), "train", "paper")
     assert (by_gpus["gpu"], by_gpus["gpu_model"]) == (8, "h100")
     assert "gres" not in by_gpus
+
+
+def test_what_the_profile_names_are_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "workflow" / "rules").glob("*.smk"))
+    rules = {*re.findall(r"^rule (\w+):$", text, re.MULTILINE), *(f"figure_{name}" for name in FIGURES)}
+    bare = profile("{}", tmp_path, monkeypatch)
+    assert set(bare["set-resources"]) | set(bare["groups"]) <= rules
+    assert {f"figure_{name}" for name in FIGURES} < set(bare["groups"])
 
 
 def test_account_qos_and_constraint_are_every_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
