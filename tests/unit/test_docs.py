@@ -25,7 +25,8 @@ FILES = ("csv", "gz", "yaml", "json", "jsonl", "md", "rst", "pdf", "png", "html"
 # Where a short name of a page's `config.*` begins: the model whose fields follow.
 SECTIONS: dict[str, type[BaseModel]] = {
     "": config.Scale, "world": materials.WorldConfig, "questions": materials.QuestionsConfig,
-    "retriever": equipment.RetrieverConfig, "faiss": equipment.FaissConfig, "policy": materials.PolicyConfig,
+    "retriever": equipment.RetrieverConfig, "faiss": equipment.FaissConfig,
+    "server": equipment.ServerConfig, "policy": materials.PolicyConfig,
     "warm_start": materials.WarmStartConfig, "engine": equipment.EngineConfig, "launch": equipment.LaunchConfig,
     "checkpoint": config.CheckpointConfig, "search_rewards": config.SearchRewards, "tool_rewards": config.ToolRewards,
     "experiment": config.Experiment, "task": config.TaskConfig, "training": config.TrainingConfig, "arm": config.Arm,
@@ -34,7 +35,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
 NESTED = {
     "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
          "search_rewards", "tool_rewards", "experiments", "checkpoints", "algorithms"},
-    "retriever": {"faiss"}, "experiment": {"task", "training", "engine", "launch", "arms"}, "arm": {"overrides"}}
+    "retriever": {"faiss", "server"}, "experiment": {"task", "training", "engine", "launch", "arms"}, "arm": {"overrides"}}
 
 
 def text(page: str) -> str:

@@ -24,10 +24,11 @@ from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from turncredit.closed import Closed
+from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import write_text
 
-_BEAT_S = 20.0
+_BEATS = 9  # signs of life of a user in the time after which it counts as gone
 
 
 class Address(Closed):
@@ -143,17 +144,17 @@ class SharedServerDir(ServerDir):
     """The same for one server that users on all machines share: a job of its own (``placement: job``).
 
     A lock that dies with its process is not seen on other machines of every file system. So a lease is a file that
-    its user touches every ``_BEAT_S`` seconds, and that is void after ``expire_s`` seconds without. The clocks of the
+    its user touches often, and that is void after ``lease_s`` seconds without. The clocks of the
     machines need not agree: the server only sees whether a file was touched since it last looked. ``server.lock``
     must work between machines (NFS 4, Lustre with ``flock``, GPFS).
 
     ``job`` beside it holds the number of the job that was last submitted.
     """
 
-    def __init__(self, index_dir: Path, expire_s: float = 180.0) -> None:
+    def __init__(self, index_dir: Path, lease_s: float) -> None:
         super().__init__(index_dir)
         self._job = self.folder / "job"
-        self._expire_s = expire_s
+        self._lease_s = lease_s
         self._touched: dict[Path, tuple[int, float]] = {}  # when a lease was last touched (its time, ours)
 
     def _name(self) -> str:
@@ -165,7 +166,7 @@ class SharedServerDir(ServerDir):
         path = self._leases / f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}"
         path.touch(exist_ok=False)
         over = threading.Event()
-        beat = threading.Thread(target=_touch, args=(path, over), name="lease", daemon=True)
+        beat = threading.Thread(target=_touch, args=(path, self._lease_s / _BEATS, over), name="lease", daemon=True)
         beat.start()
         try:
             yield
@@ -192,20 +193,20 @@ class SharedServerDir(ServerDir):
                 continue  # its user let go just now
             before, since = self._touched.get(path, (None, now))
             found[path] = (touched, since if touched == before else now)
-            if now - found[path][1] > self._expire_s:
+            if now - found[path][1] > self._lease_s:
                 path.unlink(missing_ok=True)
                 del found[path]
         self._touched = found
         return bool(found)
 
 
-def server_dir(index_dir: Path, placement: str) -> ServerDir:
+def server_dir(index_dir: Path, config: RetrieverConfig) -> ServerDir:
     """Where the users of an index find their server."""
-    return SharedServerDir(index_dir) if placement == "job" else ServerDir(index_dir)
+    return SharedServerDir(index_dir, config.server.lease_s) if config.placement == "job" else ServerDir(index_dir)
 
 
-def _touch(path: Path, over: threading.Event) -> None:
-    while not over.wait(_BEAT_S):
+def _touch(path: Path, every_s: float, over: threading.Event) -> None:
+    while not over.wait(every_s):
         try:
             os.utime(path)
         except FileNotFoundError:

@@ -126,11 +126,12 @@ def serve(index_dir: Path, config: RetrieverConfig, *, host: str | None = None, 
     """
     manifest = read_manifest(index_dir)
     index_sha256 = manifest.served(config)
-    named = host or ("127.0.0.1" if config.server.host == "loopback" else socket.gethostname())
+    words = {"loopback": "127.0.0.1", "hostname": socket.gethostname()}
+    named = host or words.get(config.server.host, config.server.host)
     listening = bind(named, port)
     search = _open(index_dir, config)
     address = Address(url=f"http://{named}:{listening.getsockname()[1]}", pid=os.getpid(), index_sha256=index_sha256)
-    place = server_dir(index_dir, config.placement)
+    place = server_dir(index_dir, config)
 
     async def end_when_unused(linger: float) -> None:
         used = asyncio.get_running_loop().time()

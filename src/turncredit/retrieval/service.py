@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -52,7 +53,8 @@ def retriever(index_dir: Path, config: RetrieverConfig, *, linger_s: float | Non
                "--linger-s", str(linger)]
     with ExitStack() as stack:
         if config.placement == "job":
-            address = _of_job(SharedServerDir(index_dir), index_sha256, command, config, poll, stack)
+            shared = SharedServerDir(index_dir, config.server.lease_s)
+            address = _of_job(shared, index_sha256, command, config, poll, stack)
         else:
             address = _of_machine(ServerDir(index_dir), index_sha256, command, config, poll, stack)
         yield stack.enter_context(RetrieverClient(
@@ -105,8 +107,11 @@ def _alive(place: ServerDir, index_sha256: str) -> Address | None:
 
 
 def _start(place: ServerDir, command: list[str], start_s: float, poll_s: float) -> Address:
-    """Start a server that outlives this process, and wait until it is up."""
-    pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True, file_actions=[
+    """Start a server that outlives this process, and wait until it is up.
+
+    It does not hear SIGUSR1: SLURM warns every process of a job, and a run needs its server in order to save.
+    """
+    pid = os.posix_spawn(sys.executable, command, os.environ, setsid=True, setsigmask=[signal.SIGUSR1], file_actions=[
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(place.log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
         (os.POSIX_SPAWN_DUP2, 1, 2)])

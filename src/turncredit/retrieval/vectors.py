@@ -76,13 +76,17 @@ class Vectors:
             for start in range(0, len(part), rows):
                 yield np.asarray(part[start:start + rows], dtype=np.float32)
 
+    def at(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """The vectors of ascending ``rows``."""
+        asked = np.asarray(rows)
+        first = np.concatenate([[0], self._ends[:-1]])
+        part = np.searchsorted(self._ends, asked, side="right")
+        return np.concatenate([np.asarray(self._parts[n][asked[part == n] - first[n]], dtype=np.float32)
+                               for n in range(len(self._parts))])
+
     def sample(self, rows: int, seed: int) -> NDArray[np.float32]:
         """``rows`` distinct vectors (all, if there are fewer) drawn from ``seed``, in order."""
-        drawn = np.sort(np.random.default_rng(seed).choice(len(self), min(rows, len(self)), replace=False))
-        first = np.concatenate([[0], self._ends[:-1]])
-        part = np.searchsorted(self._ends, drawn, side="right")
-        return np.concatenate([np.asarray(self._parts[n][drawn[part == n] - first[n]], dtype=np.float32)
-                               for n in range(len(self._parts))])
+        return self.at(np.sort(np.random.default_rng(seed).choice(len(self), min(rows, len(self)), replace=False)))
 
 
 def read_shard(path: Path) -> tuple[ShardManifest, NDArray[Any]]:
