@@ -69,7 +69,8 @@ def test_what_cannot_be_had_is_said_by_the_job_that_wants_it(real: Clone, tmp_pa
     (tmp_path / "mirror" / "nq" / "test.jsonl").unlink()
     done = real.snakemake("fetch", "--config", "scale=real", check=False)
     assert done.returncode != 0
-    assert "nq/test.jsonl: cannot be fetched" in done.stdout
+    assert "test.jsonl: cannot be fetched" in done.stdout
+    assert "mirror/nq/test.jsonl: No such file or directory" in done.stdout
     assert not (real.root / "downloads" / "nq").exists()
     assert (real.root / "downloads" / "wiki" / "fetched.json").exists()
 
