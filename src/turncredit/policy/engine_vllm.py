@@ -26,6 +26,7 @@ from turncredit.transcript import TurnStop
 COOLEST = 0.01  # below it vLLM takes another temperature than it is told
 FLOOR = -9999.0  # vLLM's servers write this for NaN and -inf; no sampled token is so unlikely
 WEIGHTS, CACHE = "weights", "kv_cache"  # what sleeps, in vLLM's words
+RESETS, PAUSE_S = 50, 0.02  # its core hears a little late that a turn has ended with a tag
 FIRST = "default"  # its name for the weights that it started with
 
 
@@ -217,9 +218,12 @@ class VLLMEngine:
     async def _reset(self) -> None:
         if CACHE in self._asleep:  # it was emptied when it went to sleep
             return
-        if not await self._backend.reset_prefix_cache():
-            raise ProcessError("vLLM could not forget its prefixes, as turns are in progress",
-                               "let them end before the weights change")
+        for _ in range(RESETS):
+            if await self._backend.reset_prefix_cache():
+                return
+            await asyncio.sleep(PAUSE_S)
+        raise ProcessError("vLLM could not forget its prefixes, as turns are in progress",
+                           "let them end before the weights change")
 
 
 def sampling_parameters(codec: Codec, seed: int | None, max_tokens: int, temperature: float,
