@@ -23,8 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from turncredit.config import RetrieverConfig, RunConfig, Scale
+from turncredit.config import RunConfig, Scale
 from turncredit.credit import Row, TokenCredit, make_estimator, rows_of
+from turncredit.equipment import RetrieverConfig
 from turncredit.evaluation import Bench
 from turncredit.files import atomic
 from turncredit.policy.chat import Codec
@@ -32,7 +33,8 @@ from turncredit.policy.engine_hf import HFEngine
 from turncredit.policy.model import Critic, load_policy
 from turncredit.retrieval.client import Retriever
 from turncredit.retrieval.leases import ServerDir
-from turncredit.retrieval.lucene import build_index, read_manifest
+from turncredit.retrieval.lucene import build_index
+from turncredit.retrieval.manifest import read_manifest
 from turncredit.retrieval.service import retriever
 from turncredit.tasks import make_task
 from turncredit.tasks.base import CountTokens, CutTokens, Step

@@ -11,10 +11,12 @@ from typing import Literal
 import pandas as pd
 
 from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Engine
+from turncredit.policy.engine import Engine, StreamingEngine
 from turncredit.retrieval.client import Retriever
 from turncredit.rewards import RewardFunction, Rewards
-from turncredit.rollout.episode import SeedOf, rollout
+from turncredit.rollout import asynchronous
+from turncredit.rollout.episode import rollout
+from turncredit.rollout.state import SeedOf
 from turncredit.tasks import make_task
 from turncredit.tasks.base import Task
 from turncredit.training.seeding import digest
@@ -46,7 +48,13 @@ class Bench:
 
     def play(self, questions: Sequence[Question], branching: Sequence[int], *,
              seed_of: SeedOf | None, temperature: float) -> list[Group]:
-        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout``)."""
+        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout.episode.rollout``).
+
+        Episodes go at their own pace if the engine's turns end one by one.
+        """
+        if isinstance(self.engine, StreamingEngine):
+            return asynchronous.rollout(questions, self.task, self.engine, self.retriever, self.codec,
+                                        branching=branching, seed_of=seed_of, temperature=temperature)
         return rollout(questions, self.task, self.engine, self.retriever, self.codec, branching=branching,
                        seed_of=seed_of, temperature=temperature)
 

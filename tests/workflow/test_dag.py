@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, touch
-from turncredit.config import Scale, load_scale
+from turncredit.config import Scale, load_scale, scale_names
 
-SCALES = sorted(path.stem for path in (ROOT / "config").glob("*.yaml") if path.stem != "algorithms")
+SCALES = scale_names(ROOT / "config")
 FIGURE = "figures/mini/fig3_training_dynamics.pdf"
 
 

@@ -23,7 +23,7 @@ def names(file: str) -> list[str]:
     return [re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-").replace(".", "-") for line in lines if line]
 
 
-@pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu"])
+@pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu", "vllm-cpu"])
 def test_every_requirement_is_pinned_to_a_plain_version(env: str) -> None:
     pins = (ENVS / f"{env}.txt").read_text().split()
     assert all(re.fullmatch(r"[a-z0-9._-]+==[0-9][a-z0-9.]*", pin) for pin in pins)
@@ -55,6 +55,10 @@ def test_policy_and_torch_are_the_same_on_laptop_and_gpu() -> None:
     core, gpu = pinned("core.txt"), pinned("gpu.txt")
     for name in ("torch", "transformers", "accelerate", "snakemake"):
         assert core[name] == gpu[name]
+    tested = pinned("vllm-cpu.txt")
+    assert [tested["vllm-cpu"], tested["torch"], tested["transformers"]] == [
+        gpu["vllm"], gpu["torch"], gpu["transformers"]]
+    assert not tested.keys() & {"torchvision", "torchaudio", "torchcodec"}  # break the import of vLLM's CPU build
 
 
 def test_what_runs_here_is_what_is_pinned() -> None:
@@ -70,6 +74,9 @@ def test_every_import_is_a_named_requirement() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         for module in imported(ast.parse(path.read_text())):
             if module in sys.stdlib_module_names or module == "turncredit":
+                continue
+            if module == "vllm":  # in an environment of its own
+                assert {"vllm"} <= set(names("gpu.in"))
                 continue
             assert importlib.util.find_spec(module), f"{path}: {module}"
             found = {name.lower().replace("_", "-") for name in distributions[module]}

@@ -1,7 +1,18 @@
-# The mini world: passages and questions.
+# Passages and questions: a world that is made here, or what was fetched, in the same files.
+
+
+def world_settings(scale: str) -> list:
+    """What decides those files."""
+    settings = scale_of(scale)
+    if settings.questions is None:
+        return [settings.world]
+    trained_on = {name for experiment in settings.experiments.values() for name in experiment.train_on}
+    return [settings.questions, settings.retriever.corpus, sorted(trained_on)]
 
 
 rule world:
+    input:
+        lambda w: records(materials(w.scale)),
     output:
         corpus="data/{scale}/corpus.jsonl",
         questions=directory("data/{scale}/questions"),
@@ -11,7 +22,7 @@ rule world:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(scale_of(w.scale).world),
+        settings=lambda w: digest(*world_settings(w.scale)),
     message:
         "world: passages and questions of scale {wildcards.scale}"
     shell:

@@ -4,7 +4,7 @@
 rule evaluate:
     input:
         rules.world.output,
-        rules.build_index.output,
+        lambda w: indexes(w.scale, w.experiment),
         policy=rules.train.output.policy,
     output:
         "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
@@ -27,7 +27,7 @@ rule evaluate:
 rule evaluate_base:
     input:
         rules.world.output,
-        rules.build_index.output,
+        lambda w: indexes(w.scale, *(["search"] if w.kind == "closed_book" else scale_of(w.scale).experiments)),
         policies=lambda w: untrained(w.scale, w.kind),
     output:
         "results/{scale}/base/{kind}/seed-0/evaluation.csv",
@@ -42,6 +42,31 @@ rule evaluate_base:
         "evaluate: {wildcards.kind}, before any reinforcement"
     shell:
         "turncredit evaluate-base {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
+
+
+def played_by(wildcards) -> str:
+    """The experiment whose task a policy of others plays."""
+    return scale_of(wildcards.scale).checkpoint(wildcards.checkpoint).experiment
+
+
+rule evaluate_checkpoint:
+    input:
+        rules.world.output,
+        lambda w: indexes(w.scale, played_by(w)),
+        policy=rules.public_policy.output,
+    output:
+        "results/{scale}/base/{checkpoint}/seed-0/evaluation.csv",
+    log:
+        "logs/{scale}/evaluate/base/{checkpoint}.log",
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: digest(scale_of(w.scale).experiments[played_by(w)].task),
+    message:
+        "evaluate: {wildcards.checkpoint}, which others trained"
+    shell:
+        "turncredit evaluate-checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule collect:

@@ -131,9 +131,8 @@ def _numbers(found: Estimate | None) -> tuple[float | None, float | None, float 
 def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[ArmRuns], Estimate | None, str]:
     """Our arms and number that stand for a reported one, and what they are; or why there is none."""
     experiment = "two_turn" if "two-turn" in value.dataset else "search"
-    world = results.scale.world
     name = reported.datasets[value.dataset].analogue
-    datasets = {"out_of_domain": world.out_of_domain, "all": results.datasets}.get(name, (name,))
+    datasets = {"out_of_domain": results.scale.out_of_domain, "all": results.datasets}.get(name, (name,))
     names = ["MT-GRPO", "GRPO-MR"] if value.metric == _DIFFERENCE else [value.algorithm] if value.algorithm else []
     if not names or not name or value.metric.endswith("relative_gain") or not set(datasets) <= set(results.datasets):
         return [], None, "no analogue here"

@@ -136,8 +136,7 @@ def _estimate(statistic: str, samples: Sequence[Array]) -> Estimate:
 
 def _columns(dataset: str, results: Results) -> tuple[str, ...]:
     """Data sets that a word of claim_tests.csv stands for; ``a-b`` is the gap between two."""
-    world = results.scale.world
-    named = {"all": results.datasets, "in": world.in_domain, "out": world.out_of_domain, "": ()}
+    named = {"all": results.datasets, "in": results.scale.in_domain, "out": results.scale.out_of_domain, "": ()}
     found = named.get(dataset, tuple(dataset.split("-")))
     for name in found:
         if name not in results.datasets:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config import RunConfig, Scale
+from turncredit.config import HOW, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.schema import EVALUATION, METRICS, RUN, Schema, collected, read_cells, same_columns, typed
@@ -208,7 +208,7 @@ def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) 
     raw = manifest.get("config")
     if not isinstance(raw, dict):
         raise DataError(f"{where}: holds no 'config'", _RETRAIN)
-    written = {k: v for k, v in raw.items() if k not in ("device", "threads")}
+    written = {k: v for k, v in raw.items() if k not in HOW}
     digest = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     if digest != manifest.get("config_sha256"):
         raise DataError(f"{where}: config_sha256 is not the hash of its config", _RETRAIN)
@@ -219,7 +219,7 @@ def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) 
         key = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", _RETRAIN) from error
     if scale is not None:
-        now, then = (c.model_dump(mode="json", exclude={"device", "threads"})
+        now, then = (c.model_dump(mode="json", exclude=set(HOW))
                      for c in (scale.run(config.experiment, config.arm, config.seed), config))
         if changed := _changed(then, now):
             raise DataError(f"{where}: made with {changed[0]}",

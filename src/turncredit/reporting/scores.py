@@ -139,7 +139,7 @@ class Results:
     @property
     def datasets(self) -> tuple[str, ...]:
         """All evaluation datasets, in-domain first."""
-        return (*self.scale.world.in_domain, *self.scale.world.out_of_domain)
+        return (*self.scale.in_domain, *self.scale.out_of_domain)
 
     def _arms(self, experiment: str) -> Mapping[str, object]:
         return self.scale.experiments[experiment].arms if experiment in self.scale.experiments else {}

@@ -88,8 +88,8 @@ def _table2(metric: str, name: str) -> Callable[[Results, Reported], Table]:
     words = {"answer_correct": "Answer correctness (exact match)", "format_correct": "Format correctness"}[metric]
 
     def build(results: Results, reported: Reported) -> Table:
-        world = results.scale.world
-        columns = (*(f"{d}†" for d in world.in_domain), *(f"{d}*" for d in world.out_of_domain), "average")
+        scale = results.scale
+        columns = (*(f"{d}†" for d in scale.in_domain), *(f"{d}*" for d in scale.out_of_domain), "average")
         arms = {arm: results.arm("search", arm) for arm in _arms(results, "search")}
         policies = {kind: results.base(kind, "search") for kind in POLICIES}
         rows = [_score_row(POLICIES[kind], found, metric, results.datasets) for kind, found in policies.items()]
@@ -108,7 +108,7 @@ def _table5(results: Results, reported: Reported) -> Table:
     shown = {POLICIES[kind]: results.base(kind, "two_turn") for kind in ("base", "clean")} | arms
     trained = results.scale.experiments["two_turn"].train_on if "two_turn" in results.scale.experiments else ()
     blocks = []
-    for title, datasets in (("in-domain", trained), ("out-of-domain", results.scale.world.out_of_domain)):
+    for title, datasets in (("in-domain", trained), ("out-of-domain", results.scale.out_of_domain)):
         rows = [_metrics_row(label, found, _TABLE5, datasets) for label, found in shown.items()]
         blocks.append(Block(f"Ours, {title} ({', '.join(datasets)})", "arm", columns, mark_best(rows, among=list(arms)),
                             "seeds, runs"))
@@ -135,7 +135,7 @@ def _one_call(results: Results) -> tuple[str, ...]:
 def _summary(results: Results, reported: Reported) -> Table:
     arms = {arm: results.arm("search", arm) for arm in _arms(results, "search")}
     best = arms.get("MT-PPO")
-    world = results.scale.world
+    scale = results.scale
     columns = ("exact match, IQM", "in-domain", "out-of-domain", "F1", "retrieval", "searches", "collapsed seeds",
                "chance that MT-PPO is better")
     rows = []
@@ -147,10 +147,10 @@ def _summary(results: Results, reported: Reported) -> Table:
         better = Cell(text="-") if best is None or arm == "MT-PPO" else Cell(
             statistics.probability_of_improvement(best.final("answer_correct", results.datasets), everything), digits=2)
         rows.append(Row(arm, (
-            Cell(statistics.iqm(everything)), _mean(found, "answer_correct", world.in_domain),
-            _mean(found, "answer_correct", world.out_of_domain), _mean(found, "f1", results.datasets),
+            Cell(statistics.iqm(everything)), _mean(found, "answer_correct", scale.in_domain),
+            _mean(found, "answer_correct", scale.out_of_domain), _mean(found, "f1", results.datasets),
             _mean(found, "retrieval_correct", results.datasets), _mean(found, "searches", results.datasets, digits=2),
-            Cell(text=_collapsed(found, world.in_domain)), better), _remark(found)))
+            Cell(text=_collapsed(found, scale.in_domain)), better), _remark(found)))
     return Table("search_summary", "The six arms of search in other numbers", (
         Block("Ours", "arm", columns, tuple(rows), "seeds, runs"),), (
         "IQM: interquartile mean over seeds; the chance is over pairs of runs and data sets, ties counted half",
