@@ -7,6 +7,7 @@ and gives its own exit code.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -62,6 +63,9 @@ class Untrained(StrEnum):
 
 @app.callback()
 def _start() -> None:
+    gc.set_threshold(50_000, 50, 50)  # loading torch makes so many objects that looking for garbage takes a tenth of it
+    # transformers loads scikit-learn wherever it finds it (pyserini brings it), for a kind of decoding not used here.
+    sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 

@@ -35,7 +35,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 NESTED = {
     "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
          "search_rewards", "tool_rewards", "experiments", "checkpoints", "algorithms"},
-    "retriever": {"faiss", "server"}, "experiment": {"task", "training", "engine", "launch", "arms"}, "arm": {"overrides"}}
+    "retriever": {"faiss", "server"}, "arm": {"overrides"},
+    "experiment": {"task", "training", "engine", "launch", "arms"}}
 
 
 def text(page: str) -> str:
