@@ -56,7 +56,8 @@ def run_of(arm: str = "MT-PPO", **changes: dict[str, Any]) -> RunConfig:
 def test_the_models_have_as_many_weights_as_their_publisher_says(name: str, weights: int) -> None:
     settings = CATALOGUE.models[name]
     assert sum(p.numel() for p in meta_model(settings).parameters()) == weights
-    assert calculate_maximum_sizes(meta_model(settings))[0] == 4 * weights  # accelerate's estimator, tied or not
+    estimated, _ = calculate_maximum_sizes(meta_model(settings))  # accelerate's, with some buffers
+    assert 4 * weights <= estimated < 4 * weights + 1024
 
 
 def test_a_shape_is_counted_by_hand() -> None:
