@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,7 +75,8 @@ def metrics_of(config: RunConfig, found: Scale) -> pd.DataFrame:
             row |= {f"{d}_turns_mean": 1.2 + level * 1.5 for d in config.train_on}
         if step % EVERY == 0:
             row |= {f"validation_{d}_{rate}": noisy(level + extra - 0.1 * (d == "bridge"))
-                    for d in found.in_domain for rate, extra in zip(RATES, LIFT, strict=True)}
+                    for d in dict.fromkeys((*found.in_domain, *config.train_on))
+                    for rate, extra in zip(RATES, LIFT, strict=True)}
         rows.append(row)
     columns = ["critic_grad_norm", "zero_std_groups", "collapse"]
     return pd.DataFrame(rows).assign(**dict.fromkeys(columns))
@@ -84,7 +86,7 @@ def evaluation_of(experiment: str, arm: str, seed: int, found: Scale) -> pd.Data
     rng = rng_of("evaluation", experiment, arm, seed)
     lift = rng.normal(0, 0.03)
     rows = []
-    for dataset, hops in zip((*found.in_domain, *found.out_of_domain), (1, 2, 1, 2, 3), strict=True):
+    for dataset, hops in zip(found.evaluated(experiment), itertools.cycle((1, 2, 1, 2, 3)), strict=False):
         level = TOP.get(arm, 0.12 if arm == "base" else 0.95) + lift - 0.08 * (hops - 1)
         for n in range(QUESTIONS):
             right = rng.random() < level

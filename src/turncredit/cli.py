@@ -262,14 +262,17 @@ def train(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.
 @app.command()
 def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
              seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Play all test questions with one run's trained policy."""
+    """Play all test questions with one run's trained policy, or with the checkpoint that was imported for it."""
+    from turncredit.reporting.imported import imported_run
     from turncredit.training.run import RunPaths, evaluate_run
 
     settings = _scale(scale, root)
     config = settings.run(experiment, arm, seed)
     paths = RunPaths.under(root, config)
-    evaluate_run(paths.final_policy, config, settings.retriever_of(experiment), data=paths.data, index=paths.index,
-                 output=paths.run / "evaluation.csv")
+    brought = imported_run(root, config)
+    policy, output = (brought / "policy", brought) if brought.exists() else (paths.final_policy, paths.run)
+    evaluate_run(policy, config, settings.retriever_of(experiment), data=paths.data, index=paths.index,
+                 output=output / "evaluation.csv")
 
 
 @app.command("evaluate-base")
@@ -314,6 +317,24 @@ def _play(scale: Scale, root: Path, name: str, experiments: list[str], policy: P
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
     with atomic(root / "results" / scale.name / "base" / name / "seed-0" / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")
+
+
+@app.command("import-run")
+def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and evaluation.csv, or a checkpoint")],
+               experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
+               label: Annotated[str, typer.Option(help="who made it, and where; shown beside every number")],
+               seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Bring in a run that was made elsewhere, after checking it; tables and audit name its origin."""
+    from turncredit.reporting.imported import import_run as bring_in
+    from turncredit.training.manifest import now
+    from turncredit.training.run import read_split
+
+    settings = _scale(scale, root)
+    config = settings.run(*settings.identical(experiment, arm), seed)
+    data = root / "data" / scale
+    questions = None if not (data / "world.json").exists() else [
+        (question.dataset, question.id) for question in read_split(data, "test", config.evaluate_on)]
+    typer.echo(bring_in(folder, config, settings, label, root, questions, now()))
 
 
 @app.command()

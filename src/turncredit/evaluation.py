@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -124,5 +124,10 @@ def evaluate(bench: Bench, questions: Sequence[Question], decoding: Decoding = "
 
 def evaluation_ids(questions: Sequence[Question]) -> str:
     """sha256 of what is evaluated: datasets and question ids, in whatever order they come."""
-    ids = sorted((question.dataset, question.id) for question in questions)
+    return ids_digest((question.dataset, question.id) for question in questions)
+
+
+def ids_digest(asked: Iterable[tuple[str, str]]) -> str:
+    """The same of (dataset, question id) pairs."""
+    ids = sorted(asked)
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()

@@ -127,9 +127,13 @@ def runs_of(scale: str, experiment: str) -> list[str]:
     if experiment == "base":
         return [f"results/{scale}/base/{kind}/seed-0" for kind in kinds_of(scale)]
     arms = [scale_of(scale).identical(experiment, arm) for arm in scale_of(scale).experiments[experiment].arms]
-    return [
-        f"results/{scale}/{where}/{arm}/seed-{n}" for where, arm in arms for n in range(seeds_of(scale, experiment))
-    ]
+    return [run_folder(scale, where, arm, n) for where, arm in arms for n in range(seeds_of(scale, experiment))]
+
+
+def run_folder(scale: str, experiment: str, arm: str, seed: int) -> str:
+    """Where a run lies: brought in from elsewhere, or trained here."""
+    run = f"{scale}/{experiment}/{arm}/seed-{seed}"
+    return f"results/imported/{run}" if Path("results/imported", run, "manifest.json").exists() else f"results/{run}"
 
 
 def everything(scale: str) -> list[str]:
@@ -138,10 +142,15 @@ def everything(scale: str) -> list[str]:
 
 
 def run_files(wildcards, file: str) -> list[str]:
-    """One file of every run of an experiment; the base policies were not trained, they are evaluated only."""
+    """One file of every run of an experiment; base policies and some imported runs were evaluated only."""
     if wildcards.experiment == "base" and file != "evaluation.csv":
         return []
-    return [f"{run}/{file}" for run in runs_of(wildcards.scale, wildcards.experiment)]
+    paths = [f"{run}/{file}" for run in runs_of(wildcards.scale, wildcards.experiment)]
+    return [
+        path
+        for path in paths
+        if file != "metrics.csv" or not path.startswith("results/imported/") or Path(path).exists()
+    ]
 
 
 @cache

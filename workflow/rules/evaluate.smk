@@ -24,6 +24,28 @@ rule evaluate:
         " --seed {wildcards.seed} > {log} 2>&1"
 
 
+# A checkpoint that was brought in for a run (`turncredit import-run`).
+rule evaluate_imported:
+    input:
+        rules.world.output,
+        lambda w: indexes(w.scale, w.experiment),
+        policy="results/imported/{scale}/{experiment}/{arm}/seed-{seed}/policy",
+    output:
+        "results/imported/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
+    log:
+        "logs/{scale}/evaluate/imported/{experiment}/{arm}/seed-{seed}.log",
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: run_of(w).digest(),
+    message:
+        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}, which was imported"
+    shell:
+        "turncredit evaluate --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
+        " --seed {wildcards.seed} > {log} 2>&1"
+
+
 rule evaluate_base:
     input:
         rules.world.output,

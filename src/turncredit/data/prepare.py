@@ -113,7 +113,7 @@ def _questions(registry: Registry, dataset: str, split: Split) -> Iterator[Quest
         rows = [row for row in read_rows(path, registry.sources[source].format, entry.rows) if row.dataset == dataset]
         for number, row in enumerate(rows):
             yield Question(f"{dataset}-{Path(file).stem.partition('-')[0]}-{number}", dataset, row.question,
-                           row.answers, hops=1, plan=())
+                           row.answers, hops=1 + (dataset in registry.several_hops), plan=())
 
 
 def _some(questions: list[Question], limit: int | None, seed: int) -> list[Question]:

@@ -112,6 +112,7 @@ class Registry(Closed):
     downloads: str = "downloads"  # the folder; relative to the clone
     mirror: str | None = None  # a folder, file:// or http(s):// with {source}/{file}: asked first
     instead: dict[str, str] = Field(default={})  # dataset -> the source that has it, if not the one of its name
+    several_hops: tuple[str, ...] = ()  # datasets whose questions take more than one passage
     sources: dict[str, Source]
 
     @model_validator(mode="after")

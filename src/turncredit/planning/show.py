@@ -59,14 +59,15 @@ def tables(plan: Plan) -> list[Table | str]:
     paid = sum(found.seeds * found.hours.gpu_hours for found in plan.runs if found.hours is not None)
     finals = sum(found.seeds * found.final_bytes for found in plan.runs)
     most = max((found.checkpoint_bytes for found in plan.runs), default=0)
-    parts = [f"{name}: {shape.parameters:,} weights, {shape.layers} layers (from {shape.source})",
-             _batches(plan), _memory(plan), _hours(plan),
-             f"{runs} runs: {paid:,.0f} GPU hours; policies that stay {finals / TB:.2f} TB, checkpoints of a run while"
-             f" it trains up to {most / TB:.2f} TB, downloads {plan.downloads / TB:.3f} TB as far as known",
-             "Assumed (config/models.yaml; nothing of it was measured): "
-             + ", ".join(f"{key} {value:g}" for key, value in assumed.model_dump().items()),
-             "Counted: 2 operations a weight and token, 4 a layer, component and token of context; a backward pass"
-             " twice a forward pass, checkpointed layers once more; decoding reads weights and cache once a token."]
+    parts: list[Table | str | None] = [
+        f"{name}: {shape.parameters:,} weights, {shape.layers} layers (from {shape.source})",
+        _batches(plan), _memory(plan), _hours(plan),
+        f"{runs} runs: {paid:,.0f} GPU hours; policies that stay {finals / TB:.2f} TB, checkpoints of a run while"
+        f" it trains up to {most / TB:.2f} TB, downloads {plan.downloads / TB:.3f} TB as far as known",
+        "Assumed (config/models.yaml; nothing of it was measured): "
+        + ", ".join(f"{key} {value:g}" for key, value in assumed.model_dump().items()),
+        "Counted: 2 operations a weight and token, 4 a layer, component and token of context; a backward pass"
+        " twice a forward pass, checkpointed layers once more; decoding reads weights and cache once a token."]
     return [part for part in parts if part is not None]
 
 

@@ -163,7 +163,8 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
     questions = read_split(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
-    beside = config.engine.model_copy(update={"placement": "colocate"})  # nobody trains on the other GPUs
+    # A process of its own, on one GPU, where nobody trains.
+    beside = config.engine.model_copy(update={"placement": "colocate", "tensor_parallel": 1})
     with ExitStack() as held:
         engine = held.enter_context(make_engine(
             beside, codec, policy=policy, model=lambda: load_policy(policy, config.device),
