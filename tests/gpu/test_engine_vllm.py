@@ -31,7 +31,7 @@ STOP = ("</search>", "</answer>")
 
 def contexts(*lengths: int, seed: int = 0) -> list[tuple[int, ...]]:
     rng = np.random.default_rng(seed)
-    return [tuple(rng.integers(5, 400, length).tolist()) for length in lengths]
+    return [tuple(rng.integers(5, 300, length).tolist()) for length in lengths]
 
 
 def sample(engine: Engine, given: Sequence[Sequence[int]], seeds: list[int] | None = None, *, max_tokens: int = 10,

@@ -65,7 +65,7 @@ class SlurmClone:
                     process.send_signal(signal.SIGINT)
                     process.wait(timeout=120)
 
-    def finish(self, *arguments: str, timeout_s: float = 900) -> str:
+    def finish(self, *arguments: str, timeout_s: float = 3600) -> str:
         """A call that must succeed; what it printed."""
         with self.snakemake(*arguments) as process:
             assert process.wait(timeout=timeout_s) == 0, self.log.read_text()

@@ -12,7 +12,7 @@ from tests.slurm.conftest import FRESH, SlurmClone
 from turncredit.reporting.figures import FIGURES
 from turncredit.reporting.tables import TABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(7200)]
 
 # Rule or group -> minutes of each of its jobs, MB, GPUs: profiles/slurm/config.yaml and conftest.SITE by hand.
 ASKED = {

@@ -59,7 +59,7 @@ def slurm(tmp_path, monkeypatch):
 
 @pytest.fixture
 def index(tmp_path):
-    config = faiss_config(write_encoder(tmp_path / "encoder"))
+    config = faiss_config(write_encoder(tmp_path / "encoder"), query_prefix="passage: ")  # a text finds itself
     build_table(write_corpus(tmp_path / "corpus.jsonl", passages(30)), tmp_path / "index" / "passages")
     table, encoder = PassageTable(tmp_path / "index" / "passages"), Encoder(config)
     embed_shard(table, encoder, tmp_path / "embeddings", 0, 1)
@@ -70,8 +70,8 @@ def index(tmp_path):
 
 def settings(encoder, **server):
     return RetrieverConfig.model_validate({
-        "kind": "faiss", "faiss": faiss_config(encoder).model_dump(), "placement": "job", "timeout_s": 60,
-        "server": {"host": "127.0.0.1", "lease_s": 4, "linger_s": 1, "start_s": 240, **server}})
+        "kind": "faiss", "faiss": faiss_config(encoder, query_prefix="passage: ").model_dump(), "placement": "job", "timeout_s": 60,
+        "server": {"host": "127.0.0.1", "lease_s": 6, "linger_s": 1, "start_s": 500, **server}})
 
 
 def wait_until_gone(url):
@@ -91,28 +91,27 @@ def test_users_share_one_job_that_survives_a_killed_user_and_ends_with_the_last(
     code = ("import sys, time; from pathlib import Path; from turncredit.equipment import RetrieverConfig; "
             "from turncredit.retrieval.service import retriever\n"
             "config = RetrieverConfig.model_validate_json(sys.argv[2])\n"
-            "with retriever(Path(sys.argv[1]), config, poll_s=0.2) as r:\n"
+            "with retriever(Path(sys.argv[1]), config, poll_s=1) as r:\n"
             "    print(r.url, flush=True)\n"
             "    time.sleep(600)")
-    with retriever(index, config, poll_s=0.1) as client:
+    with retriever(index, config, poll_s=0.5) as client:
         assert client.url.startswith("http://127.0.0.1:")
         with subprocess.Popen([sys.executable, "-c", code, str(index), config.whole()], stdout=subprocess.PIPE,
                               text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}) as other:
             assert other.stdout.readline().strip() == client.url
             other.send_signal(signal.SIGKILL)
-        time.sleep(6)  # its lease is void now, and ours is not
-        text = passages(30)[4]
-        assert client.search([text], 1)[0][0].text == text
-    wait_until_gone(client.url)
+        [found] = client.search([f'"T4" {passages(30)[4]}'], 1)[0]
+        assert (found.id, found.text, found.score) == ("p4", passages(30)[4], pytest.approx(1.0, abs=1e-5))
+    wait_until_gone(client.url)  # the killed user's lease is void by then
     assert (folder / "asked").read_text().count("--job-name=turncredit-retriever") == 1
-    assert SharedServerDir(index, 4).published() is None
+    assert SharedServerDir(index, 6).published() is None
 
 
 def test_a_job_that_ends_before_it_serves_shows_its_log(tmp_path, index, slurm):
     slurm()
     (index / "faiss" / "vectors.npy").unlink()
     with pytest.raises(RetrieverError, match=r"(?s)job \d+\) ended before it was up.*no matrix of vectors"), \
-            retriever(index, settings(tmp_path / "encoder"), poll_s=0.1):
+            retriever(index, settings(tmp_path / "encoder"), poll_s=0.5):
         pass
 
 
@@ -121,16 +120,16 @@ def test_a_job_that_waits_in_the_queue_for_too_long_is_said_and_not_submitted_ag
     config = settings(tmp_path / "encoder", start_s=1)
     for _ in range(2):
         with pytest.raises(RetrieverError, match=r"not up after 1 s: it waits in the queue"), \
-                retriever(index, config, poll_s=0.1):
+                retriever(index, config, poll_s=0.5):
             pass
     assert (folder / "asked").read_text().count("--parsable") == 1
-    os.kill(int(SharedServerDir(index, 4).submitted()), signal.SIGKILL)
+    os.kill(int(SharedServerDir(index, 6).submitted()), signal.SIGKILL)
 
 
 def test_without_slurm_it_is_said(tmp_path, index, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RetrieverError, match=r"there is no sbatch here(?s:.*)placement"), \
-            retriever(index, settings(tmp_path / "encoder"), poll_s=0.1):
+            retriever(index, settings(tmp_path / "encoder"), poll_s=0.5):
         pass
 
 

@@ -138,13 +138,15 @@ def engine_options(config: EngineConfig, policy: str | Path, *, window: int, dev
 
 
 def gpus(count: int, first: int, device: str) -> dict[str, str]:
-    """The variable that shows a process ``count`` of this machine's GPUs, from the ``first`` one on.
+    """The variables that show a process ``count`` of this machine's GPUs, from the ``first`` one on.
+
+    Without GPUs: that vLLM's CPU build, which is there for tests, binds itself to no core.
 
     Raises:
         ConfigError: there are not so many.
     """
     if device == "cpu":
-        return {}
+        return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(i) for i in range(torch.cuda.device_count())] if visible is None else visible.split(",")
     if first + count > len(names):

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,7 @@ def deaf_children() -> Iterator[None]:
     A cluster sends them to all processes of a job; here the trainer answers, and vLLM must live until
     its update and its checkpoint are done.
     """
+    resource_tracker.ensure_running()  # started inside, it would let SIGTERM through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     try:
         yield

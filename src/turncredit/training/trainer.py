@@ -130,7 +130,7 @@ class Trainer:
                     if done:
                         return progress
                     self.stop.check(self.processes)
-                    progress = self._step(progress)
+                    progress = self.step(progress)
             except Interrupted as interrupted:
                 path = self._save(timed(progress))
                 raise Interrupted(f"{interrupted.message}; saved {path}", interrupted.remedy) from None
@@ -176,7 +176,7 @@ class Trainer:
         row = progress.rows[-1] | {"wall_s": round(progress.wall_s, 3), "collapse": ";".join(flags)}
         return replace(progress, rows=(*progress.rows[:-1], row))
 
-    def _step(self, progress: Progress) -> Progress:
+    def step(self, progress: Progress) -> Progress:
         """One training step; ``progress`` and the weights change together, after the update."""
         config, step, clock = self.config, progress.step, [time.perf_counter()]
         assert progress.budget is not None  # the validation before training has set it
