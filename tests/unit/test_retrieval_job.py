@@ -70,7 +70,8 @@ def index(tmp_path):
 
 def settings(encoder, **server):
     return RetrieverConfig.model_validate({
-        "kind": "faiss", "faiss": faiss_config(encoder, query_prefix="passage: ").model_dump(), "placement": "job", "timeout_s": 60,
+        "kind": "faiss", "faiss": faiss_config(encoder, query_prefix="passage: ").model_dump(), "placement": "job",
+        "timeout_s": 60,
         "server": {"host": "127.0.0.1", "lease_s": 6, "linger_s": 1, "start_s": 500, **server}})
 
 
