@@ -32,7 +32,7 @@ SBATCH = """#!/bin/sh
 echo "$@" >> {jobs}/asked
 for last; do :; done
 for word; do case "$word" in --output=*) out=${{word#--output=}};; esac; done
-{run} setsid sh -c "exec $last" > "$out" 2>&1 < /dev/null &
+( {run} exec setsid sh -c "exec $last" ) > "$out" 2>&1 < /dev/null &
 echo $!
 """
 SQUEUE = """#!/bin/sh
@@ -117,7 +117,7 @@ def test_a_job_that_ends_before_it_serves_shows_its_log(tmp_path, index, slurm):
 
 
 def test_a_job_that_waits_in_the_queue_for_too_long_is_said_and_not_submitted_again(tmp_path, index, slurm):
-    folder = slurm(run="sleep 600;")
+    folder = slurm(run="exec sleep 600;")
     config = settings(tmp_path / "encoder", start_s=1)
     for _ in range(2):
         with pytest.raises(RetrieverError, match=r"not up after 1 s: it waits in the queue"), \

@@ -83,8 +83,9 @@ def make_shard(place: Place, shard: int) -> None:
     from turncredit.retrieval.embed import embed_shard
     from turncredit.retrieval.encoder import Encoder
 
-    table, encoder = PassageTable(place.index / "passages"), Encoder(place.faiss, place.root)
-    embed_shard(table, encoder, place.index / "embeddings", shard, place.faiss.shards)
+    config = place.faiss
+    table, encoder = PassageTable(place.index / "passages"), Encoder(config, place.root)
+    embed_shard(table, encoder, place.index / "embeddings", shard, config.shards)
 
 
 def make_index(place: Place) -> Manifest:
