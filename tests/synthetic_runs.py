@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.evaluation import ids_digest
 from turncredit.reporting.runs import collect, read_folders
 from turncredit.reporting.scores import Results
 
@@ -39,12 +40,14 @@ def write_run(root: Path, config: RunConfig, found: Scale) -> Path:
     folder = root / config.experiment / config.arm / f"seed-{config.seed}"
     folder.mkdir(parents=True)
     metrics_of(config, found).to_csv(folder / "metrics.csv", index=False)
-    evaluation_of(config.experiment, config.arm, config.seed, found).to_csv(folder / "evaluation.csv", index=False)
+    evaluation = evaluation_of(config.experiment, config.arm, config.seed, found)
+    evaluation.to_csv(folder / "evaluation.csv", index=False)
+    asked = zip(evaluation["dataset"], evaluation["question_id"], strict=True)
     (folder / "manifest.json").write_text(json.dumps({
         "code_revision": "0" * 40, "dirty": False, "config": config.model_dump(mode="json"),
         "config_sha256": config.digest(), "seed": config.seed, "data": {}, "packages": {}, "hardware": {},
         "started": "2025-01-01T00:00:00+00:00", "ended": "2025-01-01T00:01:00+00:00", "resumed_from": [],
-        "steps": STEPS, "evaluation_ids_sha256": "1" * 64}))
+        "steps": STEPS, "evaluation_ids_sha256": ids_digest(asked)}))
     return folder
 
 

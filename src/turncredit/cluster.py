@@ -126,7 +126,7 @@ class Site(Closed):
             ConfigError: the site names a rule that the profile does not name.
         """
         for rule in self.needs.keys() - rules.keys():
-            raise ConfigError(f"{SITE}: needs.{rule}: no such rule in the profile; {nearest(rule, rules)}")
+            raise ConfigError(f"{SITE}: needs.{rule}: no such rule in the profile", nearest(rule, rules))
         return {rule: Needs.model_validate(needs).replaced_by(self.needs.get(rule, Needs()))
                 for rule, needs in rules.items()}
 

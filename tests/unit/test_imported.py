@@ -83,7 +83,7 @@ def test_its_origin_stands_beside_every_number(run: Path, tmp_path: Path) -> Non
     assert "imported: a friend's cluster" in entries["t2-mt-ppo-nq-answer-correct"].runs
     table = tabulate("table2_answer", found.runs, SCALE, reported)
     row = next(row for row in table.blocks[0].rows if row.label == "MT-PPO")
-    assert "imported: a friend's cluster" in row.note
+    assert "imported: a friend's cluster" in row.remark
 
 
 def test_a_run_without_metrics_counts_in_scores_and_in_no_curve(run: Path, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_our_steps_are_the_training_loops_and_leave_the_policy_as_it_is(paths: R
 def test_a_window_too_short_for_the_episodes_is_named(paths: RunPaths) -> None:
     config = small_run.config("chains")
     with pytest.raises(ConfigError, match=r"max_context_tokens = 160"):
-        Setting.of(cases(5)[1], config, paths)
+        Setting.of(cases(12)[1], config, paths)
 
 
 # Programs of other environments --------------------------------------------------------------------

@@ -188,8 +188,8 @@ def test_slurm_is_asked_for_what_the_plan_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(("changes", "key"), [
-    ({"launch": {"offload": ["reference"], "processes": 4}}, "launch.offload"),
-    ({"training": {"micro_batch_tokens": 65536}}, "training.micro_batch_tokens"),
+    ({"launch": {"offload": ["reference"], "processes": 4}}, "engine.gpu_memory_utilization"),
+    ({"training": {"micro_batch_tokens": 524288}}, "training.micro_batch_tokens"),
     ({"engine": {"tensor_parallel": 1, "gpu_memory_utilization": 0.15}}, "engine.gpu_memory_utilization"),
     ({"engine": {"tensor_parallel": 3}}, "engine.tensor_parallel"),
     ({"launch": {"host_memory_gib": 100}}, "launch.host_memory_gib"),

@@ -124,11 +124,11 @@ def serve(index_dir: Path, config: RetrieverConfig, *, host: str | None = None, 
         ConfigError: the configuration asks for another index.
         RetrieverError: the port is taken, or Java or FAISS is missing.
     """
-    manifest = read_manifest(index_dir)
-    index_sha256 = manifest.served(config)
     words = {"loopback": "127.0.0.1", "hostname": socket.gethostname()}
     named = host or words.get(config.server.host, config.server.host)
     listening = bind(named, port)
+    manifest = read_manifest(index_dir)
+    index_sha256 = manifest.served(config)
     search = _open(index_dir, config)
     address = Address(url=f"http://{named}:{listening.getsockname()[1]}", pid=os.getpid(), index_sha256=index_sha256)
     place = server_dir(index_dir, config)
