@@ -55,7 +55,8 @@ def test_fetched_once_prepared_once_and_then_left_alone(real: Clone) -> None:
     assert not (real.root / "data").exists()
     real.snakemake("data", "--config", "scale=real")
     assert (real.root / "data/real/corpus.jsonl").read_text() == "".join(PASSAGES)
-    lines = {path.name: len(path.read_text().splitlines()) for path in (real.root / "data/real/questions").glob("*.jsonl")}
+    files = (real.root / "data/real/questions").glob("*.jsonl")
+    lines = {path.name: len(path.read_text().splitlines()) for path in files}
     assert lines == {"nq.train.jsonl": 6, "nq.validation.jsonl": 2, "nq.test.jsonl": 2, "popqa.test.jsonl": 3}
 
     registry = real.root / "config" / "sources.yaml"
