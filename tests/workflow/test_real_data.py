@@ -51,18 +51,17 @@ def real(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone
 
 
 def test_fetched_once_prepared_once_and_then_left_alone(real: Clone) -> None:
-    assert real.jobs("data", "--config", "scale=real") == {"fetch_source": 3, "world": 1, "data": 1}
     real.snakemake("fetch", "--config", "scale=real")
     assert not (real.root / "data").exists()
     real.snakemake("data", "--config", "scale=real")
     assert (real.root / "data/real/corpus.jsonl").read_text() == "".join(PASSAGES)
-    lines = {path.name: len(path.read_text().splitlines()) for path in (real.root / "data/real/questions").iterdir()}
+    files = (real.root / "data/real/questions").glob("*.jsonl")
+    lines = {path.name: len(path.read_text().splitlines()) for path in files}
     assert lines == {"nq.train.jsonl": 6, "nq.validation.jsonl": 2, "nq.test.jsonl": 2, "popqa.test.jsonl": 3}
-    assert real.jobs("data", "--config", "scale=real").keys() <= {"data"}
 
     registry = real.root / "config" / "sources.yaml"
     registry.write_text(registry.read_text().replace("title: wiki", "title: another title"))
-    assert "world" not in real.jobs("data", "--config", "scale=real")
+    assert real.jobs("data", "--config", "scale=real") == {}
 
 
 def test_what_cannot_be_had_is_said_by_the_job_that_wants_it(real: Clone, tmp_path: Path) -> None:
