@@ -11,6 +11,7 @@ report: "workflow/report/workflow.rst"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/cluster.smk"
+include: "workflow/rules/sources.smk"
 include: "workflow/rules/fetch.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/index.smk"

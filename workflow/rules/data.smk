@@ -1,15 +1,6 @@
 # Passages and questions: a world that is made here, or what was fetched, in the same files.
 
 
-def world_settings(scale: str) -> list:
-    """What decides those files."""
-    settings = scale_of(scale)
-    if settings.questions is None:
-        return [settings.world]
-    trained_on = {name for experiment in settings.experiments.values() for name in experiment.train_on}
-    return [settings.questions, settings.retriever.corpus, sorted(trained_on)]
-
-
 rule world:
     input:
         lambda w: records(materials(w.scale)),

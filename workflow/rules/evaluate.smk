@@ -66,11 +66,6 @@ rule evaluate_base:
         "turncredit evaluate-base {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
 
 
-def played_by(wildcards) -> str:
-    """The experiment whose task a policy of others plays."""
-    return scale_of(wildcards.scale).checkpoint(wildcards.checkpoint).experiment
-
-
 rule evaluate_checkpoint:
     input:
         rules.world.output,

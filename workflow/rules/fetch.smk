@@ -1,27 +1,5 @@
 # Real data. `snakemake fetch` downloads what a scale reads, on a machine with a network (the login node of a cluster);
 # the rest of the workflow reads the folder of downloads and needs none.
-from turncredit.data.sources import load_registry
-
-try:
-    REGISTRY = load_registry(Path())
-except ConfigError as error:
-    raise WorkflowError(str(error)) from None
-
-
-def records(sources) -> list[str]:
-    """What says that sources were fetched whole."""
-    return [f"{REGISTRY.downloads}/{source}/fetched.json" for source in sources]
-
-
-def materials(scale: str) -> list[str]:
-    """The sources that a scale's questions and passages are made of; none where they are made here."""
-    settings = scale_of(scale)
-    if settings.questions is None:
-        return []
-    try:
-        return list(dict.fromkeys([*map(REGISTRY.source_of, settings.datasets), settings.retriever.corpus]))
-    except ConfigError as error:
-        raise WorkflowError(str(error)) from None
 
 
 localrules:

@@ -2,11 +2,6 @@
 # or given ones, as they are. And the policies that others trained.
 
 
-def source_of_policy(name: str) -> list[str]:
-    """The record of a fetched policy; none of a folder, or of a hub id that config/sources.yaml does not know."""
-    return records(source for source, found in REGISTRY.sources.items() if found.repository == name and not found.files)
-
-
 rule tokenizer:
     input:
         rules.world.output,
