@@ -21,6 +21,7 @@ def guard(words: Sequence[str]) -> int:
 
     To be started as the leader of a process group of its own.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     child, owner_gone = subprocess.Popen(words, stdin=subprocess.DEVNULL), threading.Event()
 
     def end_with_owner() -> None:

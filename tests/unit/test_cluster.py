@@ -113,7 +113,7 @@ def test_a_mistake_in_the_sites_file_is_named(tmp_path: Path, written: str, says
 
 
 def test_a_rule_that_the_profile_does_not_name_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"needs\.trian: no such rule in the profile; did you mean 'train'\?"):
+    with pytest.raises(ConfigError, match=r"needs\.trian: no such rule in the profile\s+-> did you mean 'train'\?"):
         Site.model_validate({"needs": {"trian": {"gpu": 1}}}).set_resources({"train": {}})
 
 
