@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
+
 MARK = "TURNCREDIT_TEST_CLUSTER"
 CONF = Path("/etc/slurm/slurm.conf")  # the executor's inner srun sees no SLURM_CONF
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "mariadb-server")
@@ -181,7 +183,7 @@ class Cluster:
                 left[daemon.pid] = str(daemon.args)
                 daemon.kill()
                 daemon.wait()
-        if _is_ours(CONF):
+        if CONF.is_symlink() and Path(os.readlink(CONF)) == self.root / CONF.name:
             CONF.unlink()
         shutil.rmtree(self.root)
         return left
@@ -196,14 +198,18 @@ def _kill(pid: int) -> None:
 
 @contextmanager
 def running() -> Iterator[Cluster]:
-    """A cluster while the block runs; afterwards none of its processes is left, and none had to be killed."""
-    cluster = Cluster(Path(tempfile.mkdtemp(prefix=f"{MARK}-")))
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        killed = cluster.stop()
-    assert not killed, f"left behind: {killed}"
+    """A cluster while the block runs; afterwards none of its processes is left, and none had to be killed.
+
+    There is one on a machine at a time, as there is one ``CONF``; a second one waits.
+    """
+    with FileLock(Path(tempfile.gettempdir()) / f"{MARK}.lock", timeout=7200):
+        cluster = Cluster(Path(tempfile.mkdtemp(prefix=f"{MARK}-")))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            killed = cluster.stop()
+        assert not killed, f"left behind: {killed}"
 
 
 def _free_ports(count: int) -> list[int]:
