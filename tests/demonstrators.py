@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from turncredit.config import FLAWS, Flaw, PolicyConfig, RetrieverConfig, TaskConfig, WorldConfig
+from turncredit.config import TaskConfig
+from turncredit.equipment import RetrieverConfig
+from turncredit.materials import FLAWS, Flaw, PolicyConfig, WorldConfig
 from turncredit.policy.chat import Codec
 from turncredit.retrieval.corpus import Passage, read_corpus
 from turncredit.tasks import make_task

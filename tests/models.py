@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
-from turncredit.config import PolicyConfig
 from turncredit.credit import rows_of
+from turncredit.materials import PolicyConfig
 from turncredit.policy.model import make_tiny_policy, token_logprobs
 from turncredit.transcript import Group
 

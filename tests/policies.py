@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from turncredit.config import PolicyConfig
+from turncredit.materials import PolicyConfig
 from turncredit.policy.chat import TAGS, Codec, train_tokenizer
 from turncredit.policy.model import make_tiny_policy
 

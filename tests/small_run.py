@@ -20,16 +20,10 @@ from typing import Any
 
 import torch
 
-from turncredit.config import (
-    Algorithm,
-    PolicyConfig,
-    RetrieverConfig,
-    RunConfig,
-    SearchRewards,
-    TaskConfig,
-    TrainingConfig,
-)
+from turncredit.config import Algorithm, RunConfig, SearchRewards, TaskConfig, TrainingConfig
+from turncredit.equipment import RetrieverConfig
 from turncredit.files import sha256
+from turncredit.materials import PolicyConfig
 from turncredit.policy.chat import Codec, train_tokenizer
 from turncredit.policy.engine_hf import HFEngine
 from turncredit.policy.model import make_tiny_policy, save_policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.evaluation import ids_digest
 from turncredit.reporting.runs import collect, read_folders
 from turncredit.reporting.scores import Results
 
@@ -38,12 +40,14 @@ def write_run(root: Path, config: RunConfig, found: Scale) -> Path:
     folder = root / config.experiment / config.arm / f"seed-{config.seed}"
     folder.mkdir(parents=True)
     metrics_of(config, found).to_csv(folder / "metrics.csv", index=False)
-    evaluation_of(config.experiment, config.arm, config.seed, found).to_csv(folder / "evaluation.csv", index=False)
+    evaluation = evaluation_of(config.experiment, config.arm, config.seed, found)
+    evaluation.to_csv(folder / "evaluation.csv", index=False)
+    asked = zip(evaluation["dataset"], evaluation["question_id"], strict=True)
     (folder / "manifest.json").write_text(json.dumps({
         "code_revision": "0" * 40, "dirty": False, "config": config.model_dump(mode="json"),
         "config_sha256": config.digest(), "seed": config.seed, "data": {}, "packages": {}, "hardware": {},
         "started": "2025-01-01T00:00:00+00:00", "ended": "2025-01-01T00:01:00+00:00", "resumed_from": [],
-        "steps": STEPS, "evaluation_ids_sha256": "1" * 64}))
+        "steps": STEPS, "evaluation_ids_sha256": ids_digest(asked)}))
     return folder
 
 
@@ -74,7 +78,8 @@ def metrics_of(config: RunConfig, found: Scale) -> pd.DataFrame:
             row |= {f"{d}_turns_mean": 1.2 + level * 1.5 for d in config.train_on}
         if step % EVERY == 0:
             row |= {f"validation_{d}_{rate}": noisy(level + extra - 0.1 * (d == "bridge"))
-                    for d in found.world.in_domain for rate, extra in zip(RATES, LIFT, strict=True)}
+                    for d in dict.fromkeys((*found.in_domain, *config.train_on))
+                    for rate, extra in zip(RATES, LIFT, strict=True)}
         rows.append(row)
     columns = ["critic_grad_norm", "zero_std_groups", "collapse"]
     return pd.DataFrame(rows).assign(**dict.fromkeys(columns))
@@ -84,7 +89,7 @@ def evaluation_of(experiment: str, arm: str, seed: int, found: Scale) -> pd.Data
     rng = rng_of("evaluation", experiment, arm, seed)
     lift = rng.normal(0, 0.03)
     rows = []
-    for dataset, hops in zip((*found.world.in_domain, *found.world.out_of_domain), (1, 2, 1, 2, 3), strict=True):
+    for dataset, hops in zip(found.evaluated(experiment), itertools.cycle((1, 2, 1, 2, 3)), strict=False):
         level = TOP.get(arm, 0.12 if arm == "base" else 0.95) + lift - 0.08 * (hops - 1)
         for n in range(QUESTIONS):
             right = rng.random() < level

@@ -7,16 +7,19 @@ and gives its own exit code.
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from turncredit.config import Scale, load_scale
+from turncredit.config import Scale, load_scale, scale_names
 from turncredit.errors import ConfigError, DataError, TurncreditError, nearest
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty
                   help="Turn-level credit assignment for multi-turn LLM agents: data, training, evaluation, reports.")
 
 ScaleName = Annotated[str, typer.Option("--scale", help="which config/<scale>.yaml")]
+RetrieverName = Annotated[str | None, typer.Option("--retriever", help="one of retrievers; the scale's by default")]
 Root = Annotated[Path, typer.Option(help="the clone: config, data and results lie under it")]
 Folders = Annotated[list[Path] | None, typer.Argument(help="folders of collected runs, one an experiment")]
 
@@ -59,6 +63,9 @@ class Untrained(StrEnum):
 
 @app.callback()
 def _start() -> None:
+    gc.set_threshold(50_000, 50, 50)  # loading torch makes so many objects that looking for garbage takes a tenth of it
+    # transformers loads scikit-learn wherever it finds it (pyserini brings it), for a kind of decoding not used here.
+    sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
@@ -67,42 +74,123 @@ def _start() -> None:
 def check_config(scale: Annotated[str | None, typer.Option(help="one scale; all by default")] = None,
                  root: Root = Path()) -> None:
     """Read and check the configuration, and list the runs of each experiment."""
-    names = [scale] if scale else sorted(p.stem for p in (root / "config").glob("*.yaml") if p.stem != "algorithms")
+    names = [scale] if scale else scale_names(root / "config")
     for name in names:
         found = _scale(name, root)
         for experiment, settings in found.experiments.items():
             made = {arm: found.identical(experiment, arm) for arm in settings.arms}
             arms = [arm if where == (experiment, arm) else f"{arm} = {'/'.join(where)}" for arm, where in made.items()]
-            typer.echo(f"{name}/{experiment}: seeds: {found.seeds}, arms: {', '.join(arms)}")
+            typer.echo(f"{name}/{experiment}: seeds: {found.seeds_of(experiment)}, arms: {', '.join(arms)}")
+
+
+@app.command()
+def plan(experiment: Annotated[str | None, typer.Option(help="one experiment; all by default")] = None,
+         arm: Annotated[str | None, typer.Option(help="one arm of it")] = None,
+         output: Annotated[Path | None, typer.Option(help="and a CSV file of all numbers")] = None,
+         scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Say what each run needs: batch arithmetic, memory by part, hours, disk; refuse what cannot run."""
+    from rich.console import Console
+
+    from turncredit.files import write_text
+    from turncredit.planning.plan import make_plan
+    from turncredit.planning.show import tables, to_csv
+
+    made = make_plan(_scale(scale, root), root, experiment, arm)
+    Console(width=200).print(*tables(made), sep="\n")
+    made.check()
+    if output is not None:
+        write_text(output, to_csv(made))
 
 
 @app.command()
 def world(scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Write the mini world: passages, and questions of one to three hops."""
+    """Write the passages and questions of a scale: a world that is made here, or what was fetched."""
     from turncredit.world.build import build_world
 
-    build_world(_scale(scale, root).world, root / "data" / scale)
+    settings = _scale(scale, root)
+    if settings.questions is not None:
+        prepare_data(scale, root)
+    else:
+        build_world(settings.made_world(), root / "data" / scale)
 
 
 @app.command()
-def index(scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Build the Lucene index of the passages."""
-    from turncredit.retrieval.lucene import build_index
-    from turncredit.world.build import checked
+def fetch(names: Annotated[list[str] | None, typer.Argument(help="sources of config/sources.yaml")] = None,
+          scale: Annotated[str | None, typer.Option(help="and all sources that this scale reads")] = None,
+          verify: Annotated[bool, typer.Option("--verify", help="read what is here again and compare")] = False,
+          root: Root = Path()) -> None:
+    """Download sources, check them, and go on where an earlier call stopped; without a name, list them."""
+    from turncredit.data.fetch import fetch as fetch_sources
+    from turncredit.data.fetch import is_here
+    from turncredit.data.sources import load_registry
 
-    settings = _scale(scale, root).retriever
-    corpus = checked(root / "data" / scale, "corpus.jsonl")
-    manifest = build_index(corpus, root / "index" / scale, k1=settings.k1, b=settings.b)
+    registry = load_registry(root)
+    if not names and scale is None:
+        for name, source in registry.sources.items():
+            size = f"{source.bytes / 1e9:.2f} GB" if source.bytes else "size unknown"
+            state = "here" if is_here(registry, name) else size
+            typer.echo(f"{name:24} {state:>12}  {source.title}; licence: {source.licence}")
+        return
+    needed = registry.needed(_scale(scale, root)) if scale is not None else []
+    fetch_sources(registry, dict.fromkeys([*(names or ()), *needed]), verify=verify)
+
+
+@app.command("prepare-data")
+def prepare_data(scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Turn fetched question sets and passages into the files of a scale with real questions."""
+    from turncredit.data.prepare import prepare
+    from turncredit.data.sources import load_registry
+
+    prepare(_scale(scale, root), load_registry(root), root / "data" / scale)
+
+
+@app.command()
+def passages(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Check the passages and write where each begins, for a dense retriever."""
+    from turncredit.retrieval.build import Place, make_table
+
+    make_table(Place.of(_scale(scale, root), retriever, root))
+
+
+@app.command()
+def embed(shard: Annotated[int, typer.Option(help="which of retriever.faiss.shards, from 0")],
+          retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Encode one shard of the passages; a finished one is left as it is."""
+    from turncredit.retrieval.build import Place, make_shard
+
+    make_shard(Place.of(_scale(scale, root), retriever, root), shard)
+
+
+@app.command()
+def index(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Build the index of the passages: Lucene's, or FAISS's from their vectors; or bring in one that was fetched."""
+    from turncredit.retrieval.build import Place, make_index
+
+    manifest = make_index(Place.of(_scale(scale, root), retriever, root))
     typer.echo(f"{manifest.documents} passages in {manifest.seconds:.1f} s")
 
 
 @app.command()
-def serve(scale: ScaleName = "mini", root: Root = Path(), host: str = "127.0.0.1",
-          port: Annotated[int, typer.Option(help="0 takes a free one")] = 0) -> None:
-    """Serve the index behind Search-R1's /retrieve, until interrupted. Training starts its own server."""
+def serve(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path(),
+          host: Annotated[str | None, typer.Option(help="where it listens; retriever.server.host by default")] = None,
+          port: Annotated[int, typer.Option(help="0 takes a free one")] = 0,
+          linger_s: Annotated[float | None, typer.Option(
+              help="publish the address for training jobs, and end when none used it for so long")] = None) -> None:
+    """Serve an index behind Search-R1's /retrieve, until interrupted. Training starts its own server."""
+    from turncredit.retrieval.build import Place
     from turncredit.retrieval.server import serve as serve_index
 
-    serve_index(root / "index" / scale, host=host, port=port)
+    place = Place.of(_scale(scale, root), retriever, root)
+    serve_index(place.index, place.config, host=host, port=port, linger_s=linger_s)
+
+
+@app.command("bench-index")
+def bench_index(count: Annotated[int, typer.Option("--passages", min=1000, help="synthetic passages")] = 200_000,
+                root: Root = Path()) -> None:
+    """Measure every kind of index on synthetic passages: speed, memory, size, recall; many minutes."""
+    from turncredit.retrieval.measure import measure, save
+
+    save(measure(count), root / "benchmarks" / "retrieval.csv")
 
 
 @app.command()
@@ -128,28 +216,63 @@ def warm_start(kind: Warm, task: Annotated[str, typer.Option(help="whose base po
         make_base(settings, played, data, index, policy / "clean", policy / "base" / task)
 
 
+@app.command("given-policy")
+def given_policy(task: Annotated[str | None, typer.Option(help="whose base policy it is")] = None,
+                 checkpoint: Annotated[str | None, typer.Option(help="or which of the scale's checkpoints")] = None,
+                 scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Bring in a policy that others made: the base policy of a scale without a warm start, or a checkpoint."""
+    from turncredit.data.sources import load_registry
+    from turncredit.policy.given import bring_policy
+
+    settings, registry = _scale(scale, root), load_registry(root)
+    if (task is None) == (checkpoint is None):
+        raise ConfigError("given-policy wants --task or --checkpoint, one of them", "name the one to bring in")
+    if checkpoint is not None:
+        found = settings.checkpoint(checkpoint)
+        bring_policy(found.path_or_id, found.revision, registry, root / "policy" / scale / "checkpoints" / checkpoint)
+    elif settings.warm_start is not None or settings.policy.path_or_id is None:
+        raise ConfigError(f"scale {scale!r} makes its base policies itself",
+                          f"turncredit warm-start base --task {task}")
+    else:
+        played = settings.experiments[_player(settings, str(task))].task.name
+        bring_policy(settings.policy.path_or_id, settings.policy.revision, registry,
+                     root / "policy" / scale / "base" / played)
+
+
 @app.command()
 def train(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
           seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Train one run to its end; interrupted, the same command goes on from the last checkpoint."""
-    from turncredit.training.run import RunPaths, train_run
+    """Train one run to its end; interrupted, the same command goes on from the last checkpoint.
 
+    Where ``launch.processes`` is above 1, it starts them, unless torchrun or accelerate already has.
+    """
     settings = _scale(scale, root)
     config = settings.run(experiment, arm, seed)
-    train_run(config, settings.retriever, RunPaths.under(root, config))
+    if config.launch.processes > 1 and "RANK" not in os.environ:
+        from turncredit.training.launch import hand_over
+
+        hand_over(config.launch, config.device, root, sys.argv)
+    from turncredit.training.processes import leave
+    from turncredit.training.run import RunPaths, train_run
+
+    train_run(config, settings.retriever_of(experiment), RunPaths.under(root, config))
+    leave()
 
 
 @app.command()
 def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
              seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Play all test questions with one run's trained policy."""
+    """Play all test questions with one run's trained policy, or with the checkpoint that was imported for it."""
+    from turncredit.reporting.imported import imported_run
     from turncredit.training.run import RunPaths, evaluate_run
 
     settings = _scale(scale, root)
     config = settings.run(experiment, arm, seed)
     paths = RunPaths.under(root, config)
-    evaluate_run(paths.final_policy, config, settings.retriever, data=paths.data, index=paths.index,
-                 output=paths.run / "evaluation.csv")
+    brought = imported_run(root, config)
+    policy, output = (brought / "policy", brought) if brought.exists() else (paths.final_policy, paths.run)
+    evaluate_run(policy, config, settings.retriever_of(experiment), data=paths.data, index=paths.index,
+                 output=output / "evaluation.csv")
 
 
 @app.command("evaluate-base")
@@ -158,27 +281,60 @@ def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path(
 
     Each task is played, or ``search`` alone when closed book; the column ``experiment`` names one that has the task.
     """
+    settings = _scale(scale, root)
+    tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
+        e.task.name for e in settings.experiments.values())
+    policy = root / "policy" / scale / "clean" if kind is Untrained.CLEAN else None
+    _play(settings, root, kind, [_player(settings, task) for task in tasks], policy, ("greedy", "sampled"),
+          closed_book=kind is Untrained.CLOSED_BOOK)
+
+
+@app.command("evaluate-checkpoint")
+def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the scale's checkpoints")],
+                        scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Play the test questions of its experiment with a policy that others trained."""
+    settings = _scale(scale, root)
+    checkpoint = settings.checkpoint(name)
+    _play(settings, root, name, [checkpoint.experiment], root / "policy" / scale / "checkpoints" / name, ("greedy",))
+
+
+def _play(scale: Scale, root: Path, name: str, experiments: list[str], policy: Path | None,
+          decodings: tuple[Literal["greedy", "sampled"], ...], *, closed_book: bool = False) -> None:
+    """Evaluate a policy that no run here has trained (None: the base policy of each task) as ``base/{name}``."""
     import pandas as pd
 
     from turncredit.files import atomic
     from turncredit.training.run import RunPaths, evaluate_run
 
-    settings = _scale(scale, root)
-    tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
-        e.task.name for e in settings.experiments.values())
-    output = root / "results" / scale / "base" / kind / "seed-0" / "evaluation.csv"
     tables = []
     with TemporaryDirectory() as scratch:
-        for experiment in (_player(settings, task) for task in tasks):
-            config = settings.run(experiment, next(iter(settings.experiments[experiment].arms)), 0)
+        for experiment in experiments:
+            config = scale.run(experiment, next(iter(scale.experiments[experiment].arms)), 0)
             paths = RunPaths.under(root, config)
             played = Path(scratch, f"{experiment}.csv")
-            evaluate_run(root / "policy" / scale / "clean" if kind is Untrained.CLEAN else paths.policy, config,
-                         settings.retriever, data=paths.data, index=paths.index, output=played,
-                         decodings=("greedy", "sampled"), closed_book=kind is Untrained.CLOSED_BOOK)
+            evaluate_run(policy or paths.policy, config, scale.retriever_of(experiment), data=paths.data,
+                         index=paths.index, output=played, decodings=decodings, closed_book=closed_book)
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
-    with atomic(output) as temporary:
+    with atomic(root / "results" / scale.name / "base" / name / "seed-0" / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")
+
+
+@app.command("import-run")
+def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and evaluation.csv, or a checkpoint")],
+               experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
+               label: Annotated[str, typer.Option(help="who made it, and where; shown beside every number")],
+               seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Bring in a run that was made elsewhere, after checking it; tables and audit name its origin."""
+    from turncredit.reporting.imported import import_run as bring_in
+    from turncredit.training.manifest import now
+    from turncredit.training.run import read_split
+
+    settings = _scale(scale, root)
+    config = settings.run(*settings.identical(experiment, arm), seed)
+    data = root / "data" / scale
+    questions = None if not (data / "world.json").exists() else [
+        (question.dataset, question.id) for question in read_split(data, "test", config.evaluate_on)]
+    typer.echo(bring_in(folder, config, settings, label, root, questions, now()))
 
 
 @app.command()
@@ -253,16 +409,21 @@ def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.
 
 
 @app.command()
-def bench(steps: Annotated[int, typer.Option(min=1, help="measured training steps of each arm")] = 5,
-          scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Measure what training, trees, retrieval and sampling cost on this machine; minutes."""
+def bench(steps: Annotated[int, typer.Option(min=2, help="measured steps of each arm, and beside a peer")] = 5,
+          scale: ScaleName = "mini", root: Root = Path(),
+          trl: Annotated[Path | None, typer.Option(help="a Python with TRL, that of .venv-trl by default")] = None,
+          vllm: Annotated[Path | None, typer.Option(help="one with vLLM's CPU build, of .venv-vllm")] = None) -> None:
+    """Measure what training, trees, retrieval and sampling cost on this machine, beside TRL and vLLM too; minutes."""
     from rich.console import Console
 
-    from turncredit.benchmark import run_benchmark, save, tables
+    from turncredit.benchmark import peers
+    from turncredit.benchmark.measured import save, tables
+    from turncredit.benchmark.whole import run_benchmark
 
-    measured = list(run_benchmark(_scale(scale, root), root, steps))
-    save(measured, root / "benchmarks" / scale / "bench.csv")
-    Console(width=120).print(*tables(measured), sep="\n")
+    beside = [peers.trl(trl or root / ".venv-trl/bin/python"), peers.vllm(vllm or root / ".venv-vllm/bin/python")]
+    found = list(run_benchmark(_scale(scale, root), root, steps, beside))
+    save(found, root / "benchmarks" / scale / "bench.csv")
+    Console(width=120).print(*tables(found), sep="\n")
 
 
 def _entries(folders: list[Path] | None, scale: Scale, root: Path) -> list[Entry]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from turncredit.errors import ConfigError, nearest
 
@@ -16,6 +16,11 @@ class Closed(BaseModel):
     """A frozen model that refuses unknown keys, NaN and infinity."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def optional(**rules: Any) -> Any:
+    """A key that is not written down while it is null, so that it changes no digest of a run that lacks it."""
+    return Field(None, exclude_if=lambda value: value is None, **rules)
 
 
 class _Loader(yaml.SafeLoader):

@@ -11,16 +11,22 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from turncredit.closed import Closed, explain, read_mapping
+from turncredit.closed import Closed, explain, optional, read_mapping
+from turncredit.equipment import EngineConfig, LaunchConfig, RetrieverConfig
 from turncredit.errors import ConfigError, nearest
+from turncredit.materials import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 
 Estimator = Literal["group", "critic"]
 Placement = Literal["terminal", "delayed", "per_turn"]
 Content = Literal["outcome", "merged", "full"]
+SHARED = frozenset({"algorithms", "models", "sources"})  # files of config/ that are no scale
+
+# How a run is made, and not what it computes: outside its digest.
+HOW = frozenset({"device", "threads", "engine", "launch"})
 
 
 class Algorithm(Closed):
@@ -67,84 +73,12 @@ class TaskConfig(Closed):
     instruction: Literal["short", "full"] = "short"  # the question (and the tool's name), or the protocol too
 
 
-Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]
-
-
-class WorldConfig(Closed):
-    """The mini world: real country facts as passages and questions."""
-
-    seed: int = 0
-    cities: int = Field(2000, ge=0)  # distractor passages about cities
-    train_questions: int = Field(2000, ge=1)  # per in-domain dataset
-    validation_questions: int = Field(64, ge=1)  # per in-domain dataset
-    test_questions: int = Field(100, ge=1)  # per dataset
-    in_domain: tuple[Dataset, ...] = ("facts", "bridge")
-    out_of_domain: tuple[Dataset, ...] = ("inverse", "compose", "chain")
-
-    @model_validator(mode="after")
-    def _each_dataset_once(self) -> WorldConfig:
-        names = (*self.in_domain, *self.out_of_domain)
-        if repeated := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"out_of_domain: {repeated[0]!r} is named twice; name it here or in in_domain, once")
-        return self
-
-
-class RetrieverConfig(Closed):
-    """Lucene BM25 behind the /retrieve API."""
-
-    kind: Literal["lucene"] = "lucene"
-    k1: float = Field(0.9, gt=0)
-    b: float = Field(0.4, ge=0, le=1)
-    timeout_s: float = Field(20.0, gt=0)
-    retries: int = Field(3, ge=0)
-    max_query_tokens: int = Field(64, ge=1)  # whitespace words; longer queries are cut and counted
-
-
-class PolicyConfig(Closed):
-    """The base policy: a small Qwen2 made here, or any path or hub id that transformers loads."""
-
-    path_or_id: str | None = None
-    vocabulary: int = Field(4096, ge=256)
-    hidden_size: int = Field(96, ge=8)
-    layers: int = Field(3, ge=1)
-    heads: int = Field(3, ge=1)
-    kv_heads: int = Field(3, ge=1)
-    intermediate_size: int = Field(256, ge=8)
-    max_positions: int = Field(512, ge=32)
-
-
-Flaw = Literal["no_search", "wrong_query", "repeated_search", "broken_tags"]
-FLAWS: tuple[Flaw, ...] = get_args(Flaw)
-
-
-class WarmStartConfig(Closed):
-    """Supervised start: skills from clean demonstrations, then habits from flawed ones."""
-
-    seed: int = 0
-    batch: int = Field(48, ge=1)  # demonstrations an optimiser step
-    clean_steps: int = Field(1200, ge=1)  # of the clean policy, the ceiling of every arm
-    flawed_steps: int = Field(300, ge=1)  # from the clean policy to a task's base policy
-    one_hop_epochs: int = Field(4, ge=0)  # passes over the one-hop questions before all of them
-    clean_learning_rate: float = Field(3e-3, gt=0)
-    muon_learning_rate: float = Field(2e-2, gt=0)  # of the clean policy's matrices; scales with the other
-    flawed_learning_rate: float = Field(1e-3, gt=0)
-    warmup_steps: int = Field(50, ge=0)
-    threads: int = Field(2, ge=1)
-    flaws: dict[Flaw, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw at a decision
-    flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
-
-    @model_validator(mode="after")
-    def _every_flaw_has_a_chance(self) -> WarmStartConfig:
-        if missing := [flaw for flaw in FLAWS if flaw not in self.flaws]:
-            raise ValueError(f"flaws: no chance of {', '.join(missing)}; add it, from 0 to 1")
-        return self
-
-
 class TrainingConfig(Closed):
     """One training run; the same for every arm of an experiment (equal budgets)."""
 
     steps: int = Field(60, ge=1)
     tokens_per_step: int = Field(2000, ge=1)  # sampled tokens a step, shared turns counted once
+    trajectories_per_step: int | None = optional(ge=1)  # instead of tokens: episodes, the leaves of a tree each
     group_size: int = Field(8, ge=2)  # G of the group baselines (chains)
     tree_branching: int = Field(2, ge=2)  # G of MT-GRPO's tree: actions sampled from each state
     inner_epochs: int = Field(1, ge=1)  # passes over a batch (mu of GRPO, ppo_epochs of PPO)
@@ -196,38 +130,128 @@ class Experiment(Closed):
 
     task: TaskConfig
     train_on: tuple[str, ...]  # datasets whose train questions are used
+    evaluate_on: tuple[str, ...] | None = optional(min_length=1)  # null: all in-domain and out-of-domain sets
     training: TrainingConfig = TrainingConfig()
+    seeds: int | None = optional(ge=1)  # null: as many as the scale says
+    retriever: str | None = optional()  # one of ``retrievers``; null: ``retriever``
+    engine: EngineConfig | None = optional()  # null: the scale's
+    launch: LaunchConfig | None = optional()  # null: the scale's
     arms: dict[str, Arm]
 
 
+class CheckpointConfig(Closed):
+    """A policy that others trained: evaluated like an arm, in the task of one experiment, and never trained here."""
+
+    path_or_id: str
+    revision: str | None = None
+    experiment: str
+    label: str  # its row in Table 2
+
+
 class Scale(Closed):
-    """Everything that a scale fixes; one file ``config/<name>.yaml``."""
+    """Everything that a scale fixes; one file ``config/<name>.yaml``.
+
+    Its questions come from a ``world`` that is made here or from real sets (``questions``): exactly one of them.
+    """
 
     name: str
     seeds: int = Field(3, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(1, ge=1)  # torch threads of one training run
-    world: WorldConfig
+    world: WorldConfig | None = None
+    questions: QuestionsConfig | None = None
     retriever: RetrieverConfig = RetrieverConfig()
+    retrievers: dict[str, RetrieverConfig] = Field(default={})  # further ones, for experiments that name them
     policy: PolicyConfig
-    warm_start: WarmStartConfig
+    warm_start: WarmStartConfig | None = None  # null: the base policy is ``policy.path_or_id`` as it is
+    engine: EngineConfig = EngineConfig()
+    launch: LaunchConfig = LaunchConfig()
     search_rewards: SearchRewards = SearchRewards()
     tool_rewards: ToolRewards = ToolRewards()
     experiments: dict[str, Experiment]
+    checkpoints: dict[str, CheckpointConfig] = Field(default={})
     algorithms: dict[str, Algorithm]
+
+    @property
+    def in_domain(self) -> tuple[str, ...]:
+        """Data sets that policies are trained on (the paper's dagger)."""
+        return self._sets.in_domain
+
+    @property
+    def out_of_domain(self) -> tuple[str, ...]:
+        """Data sets that policies are only tested on (the paper's star)."""
+        return self._sets.out_of_domain
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """All data sets, those apart from the two columns last."""
+        return (*self.in_domain, *self.out_of_domain, *(self.questions.apart if self.questions else ()))
+
+    @property
+    def _sets(self) -> WorldConfig | QuestionsConfig:
+        sets = self.world or self.questions
+        assert sets is not None  # checked when the scale was read
+        return sets
+
+    def made_world(self) -> WorldConfig:
+        """The world that is made here.
+
+        Raises:
+            ConfigError: the questions of this scale are fetched.
+        """
+        if self.world is None:
+            raise ConfigError(f"scale {self.name!r} has no world: its questions are fetched", "snakemake fetch")
+        return self.world
+
+    def made_start(self) -> WarmStartConfig:
+        """How the policies before reinforcement are made.
+
+        Raises:
+            ConfigError: they are not made here.
+        """
+        if self.warm_start is None:
+            raise ConfigError(f"scale {self.name!r} has no warm_start: its base policy is {self.policy.path_or_id}",
+                              "train with it as it is, or add warm_start")
+        return self.warm_start
+
+    def seeds_of(self, experiment: str) -> int:
+        """Training seeds of an experiment's arms."""
+        return self.experiments[experiment].seeds or self.seeds
+
+    def evaluated(self, experiment: str) -> tuple[str, ...]:
+        """Data sets of an experiment's final evaluation."""
+        return self.experiments[experiment].evaluate_on or (*self.in_domain, *self.out_of_domain)
+
+    def retriever_of(self, experiment: str) -> RetrieverConfig:
+        """What answers the searches of an experiment."""
+        name = self.experiments[experiment].retriever
+        return self.retriever if name is None else self.retrievers[name]
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Scale:
+        if (self.world is None) == (self.questions is None):
+            raise ValueError("world is missing: add it, or questions" if self.world is None
+                             else "questions: stands beside world; remove one of them")
+        if self.warm_start is None and self.policy.path_or_id is None:
+            raise ValueError("warm_start is missing: add it, or name a policy in policy.path_or_id")
+        if taken := sorted(self.retrievers.keys() & {"lucene", "faiss"}):
+            raise ValueError(f"retrievers.{taken[0]}: is the folder of an index; choose another name")
         for name, experiment in self.experiments.items():
             for fault in self._faults(experiment):
                 raise ValueError(f"experiments.{name}.{fault}")
+        for name, checkpoint in self.checkpoints.items():
+            if checkpoint.experiment not in self.experiments:
+                raise ValueError(f"checkpoints.{name}.experiment: no experiment {checkpoint.experiment!r}; "
+                                 f"{nearest(checkpoint.experiment, self.experiments)}")
         return self
 
     def _faults(self, experiment: Experiment) -> Iterator[str]:
         """Values of an experiment that do not go with others, each behind its key."""
-        datasets = (*self.world.in_domain, *self.world.out_of_domain)
-        yield from (f"train_on: no dataset {name!r}; {nearest(name, datasets)}"
-                    for name in experiment.train_on if name not in datasets)
+        for key, names in (("train_on", experiment.train_on), ("evaluate_on", experiment.evaluate_on or ())):
+            yield from (f"{key}: no dataset {name!r}; {nearest(name, self.datasets)}"
+                        for name in names if name not in self.datasets)
+        if (named := experiment.retriever) is not None and named not in self.retrievers:
+            yield f"retriever: none of retrievers is {named!r}; {nearest(named, self.retrievers)}"
         longest, positions = experiment.task.max_context_tokens, self.policy.max_positions
         if self.policy.path_or_id is None and longest > positions:
             yield f"task.max_context_tokens = {longest}: policy.max_positions = {positions} is less; raise it"
@@ -241,6 +265,16 @@ class Scale(Closed):
                 yield f"{where}.overrides.search_cost: the task {experiment.task.name} has no such cost; remove it"
             if arm.same_as is not None and arm.same_as not in trained:
                 yield f"{where}.same_as: no trained arm {arm.same_as!r}; {nearest(arm.same_as, trained)}"
+
+    def checkpoint(self, name: str) -> CheckpointConfig:
+        """A policy that others trained.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in self.checkpoints:
+            raise ConfigError(f"no checkpoint {name!r} at scale {self.name!r}", nearest(name, self.checkpoints))
+        return self.checkpoints[name]
 
     def run(self, experiment: str, arm: str, seed: int) -> RunConfig:
         """Resolve one training run.
@@ -265,10 +299,13 @@ class Scale(Closed):
         rewards: SearchRewards | ToolRewards = self.search_rewards if task.name == "search" else self.tool_rewards
         if overrides.search_cost is not None:
             rewards = rewards.model_copy(update={"search_cost": overrides.search_cost})
+        evaluated = self.evaluated(experiment)  # not written down where it is all that there is
         return RunConfig(
             scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
-            rewards=rewards, train_on=found.train_on, training=found.training, device=self.device,
-            threads=self.threads)
+            rewards=rewards, train_on=found.train_on, retriever=found.retriever,
+            evaluate_on=None if evaluated == self.datasets else evaluated,
+            training=found.training, device=self.device, threads=self.threads, engine=found.engine or self.engine,
+            launch=found.launch or self.launch)
 
     def identical(self, experiment: str, arm: str) -> tuple[str, str]:
         """Where an arm's runs are: itself, or the arm named by ``same_as`` (checked to be identical)."""
@@ -294,18 +331,27 @@ class RunConfig(Closed):
     task: TaskConfig
     rewards: SearchRewards | ToolRewards
     train_on: tuple[str, ...]
+    evaluate_on: tuple[str, ...] | None = optional()
+    retriever: str | None = optional()
     training: TrainingConfig
     device: str
     threads: int
+    engine: EngineConfig = EngineConfig()
+    launch: LaunchConfig = LaunchConfig()
 
     def science(self) -> dict[str, Any]:
         """What decides the result, names and seed aside."""
-        return self.model_dump(mode="json", exclude={"experiment", "arm", "seed", "device", "threads"})
+        return self.model_dump(mode="json", exclude={"experiment", "arm", "seed", *HOW})
 
     def digest(self) -> str:
         """sha256 of the run's science, names and seed (hex)."""
-        payload = self.model_dump(mode="json", exclude={"device", "threads"})
+        payload = self.model_dump(mode="json", exclude=set(HOW))
         return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+
+
+def scale_names(config_dir: Path = Path("config")) -> list[str]:
+    """The scales of a folder: its YAML files, but for those that every scale shares."""
+    return sorted(path.stem for path in config_dir.glob("*.yaml") if path.stem not in SHARED)
 
 
 def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
@@ -315,7 +361,7 @@ def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
         ConfigError: no such scale, unreadable YAML, an unknown key, a value out of range or a
             ``same_as`` that differs; the message names the file, the key, the value and the remedy.
     """
-    scales = [p.stem for p in config_dir.glob("*.yaml") if p.stem != "algorithms"]
+    scales = scale_names(config_dir)
     if name not in scales:
         raise ConfigError(f"no scale {name!r} in {config_dir}/",
                           nearest(name, scales) if scales else "run in the clone, or say --root CLONE")

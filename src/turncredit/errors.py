@@ -51,6 +51,12 @@ class RunLockedError(TurncreditError):
     exit_code = 5
 
 
+class ProcessError(TurncreditError):
+    """Another process of this run failed, died or did not answer in time; the last checkpoint is kept."""
+
+    exit_code = 6
+
+
 class CheckpointError(TurncreditError):
     """No readable checkpoint where one must be."""
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
 
 from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Engine
+from turncredit.policy.engine import Engine, StreamingEngine
 from turncredit.retrieval.client import Retriever
 from turncredit.rewards import RewardFunction, Rewards
-from turncredit.rollout.episode import SeedOf, rollout
+from turncredit.rollout import asynchronous
+from turncredit.rollout.episode import rollout
+from turncredit.rollout.state import SeedOf
 from turncredit.tasks import make_task
 from turncredit.tasks.base import Task
 from turncredit.training.seeding import digest
@@ -46,7 +48,13 @@ class Bench:
 
     def play(self, questions: Sequence[Question], branching: Sequence[int], *,
              seed_of: SeedOf | None, temperature: float) -> list[Group]:
-        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout``)."""
+        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout.episode.rollout``).
+
+        Episodes go at their own pace if the engine's turns end one by one.
+        """
+        if isinstance(self.engine, StreamingEngine):
+            return asynchronous.rollout(questions, self.task, self.engine, self.retriever, self.codec,
+                                        branching=branching, seed_of=seed_of, temperature=temperature)
         return rollout(questions, self.task, self.engine, self.retriever, self.codec, branching=branching,
                        seed_of=seed_of, temperature=temperature)
 
@@ -116,5 +124,10 @@ def evaluate(bench: Bench, questions: Sequence[Question], decoding: Decoding = "
 
 def evaluation_ids(questions: Sequence[Question]) -> str:
     """sha256 of what is evaluated: datasets and question ids, in whatever order they come."""
-    ids = sorted((question.dataset, question.id) for question in questions)
+    return ids_digest((question.dataset, question.id) for question in questions)
+
+
+def ids_digest(asked: Iterable[tuple[str, str]]) -> str:
+    """The same of (dataset, question id) pairs."""
+    ids = sorted(asked)
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()

@@ -73,6 +73,7 @@ class Turn:
         stop: why sampling ended.
         observation: what the environment appended.
         observation_ids: the ids of that text; encoded once, when appended.
+        weight_version: the version of the weights that sampled it.
     """
 
     text: str
@@ -81,6 +82,7 @@ class Turn:
     stop: TurnStop
     observation: Observation = Observation()
     observation_ids: tuple[int, ...] = ()
+    weight_version: int = 0
 
     def __post_init__(self) -> None:
         if not self.sampled_ids:

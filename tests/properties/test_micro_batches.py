@@ -97,7 +97,7 @@ def test_the_limit_of_tokens_changes_no_weight(seed, most_tokens):
 def test_the_ratio_is_1_before_the_first_update(algorithm, temperature):
     learner, batch, *_ = batch_of(algorithm, TRAINING.model_copy(update={"temperature": temperature}))
     for micro in batch.micro_batches(batch.trained, 60):
-        logprob_N, _ = learner._logprobs(learner.policy, micro)
+        logprob_N, _ = learner._logprobs(learner.scorer, micro)
         ratio_N = (logprob_N - batch.old_logprob_N[micro.flat_N]).exp()
         torch.testing.assert_close(ratio_N, torch.ones_like(ratio_N), rtol=0, atol=1e-5)
 

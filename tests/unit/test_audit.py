@@ -191,7 +191,7 @@ def test_an_analogue_is_our_number_and_is_named(entries: list[Entry], results: R
     arm = results.arm("search", "PPO-MR")
     assert arm is not None
     out = found["t2-ppo-mr-search-r1-musique-answer-correct"]
-    assert out.ours == pytest.approx(arm.final("answer_correct", results.scale.world.out_of_domain).mean(), abs=1e-9)
+    assert out.ours == pytest.approx(arm.final("answer_correct", results.scale.out_of_domain).mean(), abs=1e-9)
     assert "out-of-domain" in out.note
     facts = arm.final("answer_correct", ["facts"]).mean()
     assert found["t2-ppo-mr-search-r1-nq-answer-correct"].ours == pytest.approx(facts)

@@ -23,8 +23,9 @@ from typer.testing import CliRunner, Result
 
 from tests.small_run import ALGORITHMS, TASK, TRAINING, make_world, served, untimed
 from turncredit.cli import app
-from turncredit.config import FLAWS, RetrieverConfig
+from turncredit.equipment import RetrieverConfig
 from turncredit.files import sha256
+from turncredit.materials import FLAWS
 from turncredit.retrieval.client import RetrieverClient
 from turncredit.retrieval.service import retriever
 from turncredit.training import run

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.table import Table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from tests import small_run
 from tests.models import tiny_policy
-from turncredit import benchmark
-from turncredit.benchmark import CHAINS, LEAVES, TREE, Measured
+from turncredit.benchmark.generate import beside_generate
+from turncredit.benchmark.measured import Measured, save, tables
+from turncredit.benchmark.steps import arm_steps
+from turncredit.benchmark.trees import CHAINS, LEAVES, TREE, SearchingTask, shapes
 from turncredit.cli import app
 from turncredit.credit import rows_of
 from turncredit.policy.chat import Codec
@@ -69,9 +72,8 @@ def test_the_written_out_leaves_are_the_trees_leaves(root: Path) -> None:
     paths = RunPaths.under(root, config)
     codec = Codec.load(paths.policy)
     bench = make_bench(config, HFEngine(load_policy(paths.policy), codec), small_run.FakeRetriever(), codec)
-    bench = replace(bench, task=benchmark.SearchingTask(config.task, RULES))
-    shapes = benchmark.shapes(small_run.questions("train", 12))
-    groups = {name: shape.play(bench, 0.9) for name, shape in shapes.items()}
+    bench = replace(bench, task=SearchingTask(config.task, RULES))
+    groups = {name: shape.play(bench, 0.9) for name, shape in shapes(small_run.questions("train", 12)).items()}
     assert [group.transcripts for group in groups[TREE]] == [group.transcripts for group in groups[LEAVES]]
     turns = {name: sum(len(group.turns) for group in played) for name, played in groups.items()}
     assert turns == {CHAINS: 108, TREE: 108, LEAVES: 144}
@@ -83,7 +85,7 @@ def test_both_engines_sample_the_same_turns(root: Path) -> None:
     codec = Codec.load(policy)
     contexts = [codec.encode_prompt([{"role": "user", "content": q.question}])
                 for q in small_run.questions("train", 6)] + [codec.encode_observation("gold" * 9)]
-    measured = benchmark.beside_generate(load_policy(policy), codec, contexts, 12)
+    measured = beside_generate(load_policy(policy), codec, contexts, 12)
     assert {m.value for m in measured if m.measure == "% of turns equal"} == {100.0}
 
 
@@ -92,7 +94,7 @@ def test_an_arm_is_measured_away_from_the_results(root: Path, tmp_path: Path, ar
     config = small_run.config(arm)
     paths = replace(RunPaths.under(root, config), checkpoints=tmp_path)
     before = sorted(root.rglob("*"))
-    measured = benchmark.arm_steps(config, paths, small_run.FakeRetriever(), steps=2, peak=matmul_peak("cpu", 64))
+    measured = arm_steps(config, paths, small_run.FakeRetriever(), steps=2, peak=matmul_peak("cpu", 64))
     value = {m.measure: m.value for m in measured}
     assert value["step s"] == pytest.approx(value["rollout s"] + value["scoring s"] + value["update s"], rel=0.5)
     assert all(number > 0 for number in value.values())
@@ -101,12 +103,13 @@ def test_an_arm_is_measured_away_from_the_results(root: Path, tmp_path: Path, ar
 
 def test_tables_and_file_hold_every_number(tmp_path: Path) -> None:
     measured = [Measured("a", "x", "s", 1234.5), Measured("a", "y", "s", 0.5), Measured("b", "x", "GB", 2.0)]
-    benchmark.save(measured, tmp_path / "new" / "bench.csv")
+    save(measured, tmp_path / "new" / "bench.csv")
     with (tmp_path / "new" / "bench.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [Measured(r["part"], r["subject"], r["measure"], float(r["value"])) for r in rows] == measured
-    assert [(table.title, table.row_count) for table in benchmark.tables(measured)] == [("a", 2), ("b", 1)]
-    assert list(benchmark.tables(measured)[0].columns[1].cells) == ["1,234", "0.5"]
+    drawn = [table for table in tables(measured) if isinstance(table, Table)]
+    assert [(table.title, table.row_count) for table in drawn] == [("a", 2), ("b", 1)]
+    assert list(drawn[0].columns[1].cells) == ["1,234", "0.5"]
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

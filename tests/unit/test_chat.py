@@ -3,8 +3,8 @@
 import pytest
 
 from tests.policies import codec, foreign_codec, tokenizer
-from turncredit.config import PolicyConfig
 from turncredit.errors import CheckpointError, DataError
+from turncredit.materials import PolicyConfig
 from turncredit.policy.chat import MARKERS, TAGS, Codec, train_tokenizer
 from turncredit.policy.model import make_tiny_policy, save_policy
 

@@ -13,10 +13,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from turncredit import config as settings
+from turncredit import equipment, materials
 from turncredit.config import (
     Algorithm,
     Content,
-    Dataset,
     RunConfig,
     Scale,
     SearchRewards,
@@ -24,14 +24,17 @@ from turncredit.config import (
     ToolRewards,
     TrainingConfig,
     load_scale,
+    scale_names,
 )
 from turncredit.errors import ConfigError
+from turncredit.materials import Dataset
 from turncredit.world.questions import DATASETS
 
 ROOT = Path(__file__).parents[2]
-SCALES = sorted(path.stem for path in (ROOT / "config").glob("*.yaml") if path.stem != "algorithms")
-MODELS = [model for model in vars(settings).values()
-          if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == settings.__name__]
+SCALES = scale_names(ROOT / "config")
+MODULES = (settings, materials, equipment)
+MODELS = [model for module in MODULES for model in vars(module).values()
+          if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == module.__name__]
 TINY: dict[str, Any] = {
     "world": {}, "policy": {},
     "warm_start": {"flaws": {"no_search": 0.5, "wrong_query": 0.5, "repeated_search": 0.5, "broken_tags": 0.5}},
@@ -112,11 +115,13 @@ def test_the_datasets_are_those_that_the_world_can_make() -> None:
 def test_every_key_is_read_somewhere() -> None:
     """Found as an attribute of something that the code calls by the section's usual names."""
     receivers = {"config", "settings", "scale", "task", "training", "policy", "world", "retriever", "warm_start", "run",
-                 "experiment", "found", "other", "arm", "arms[arm]", "overrides", "algorithm", "v", "values", "rewards"}
+                 "experiment", "found", "other", "arm", "arms[arm]", "overrides", "algorithm", "v", "values", "rewards",
+                 "questions", "faiss", "engine", "launch", "checkpoint", "server",
+                 "_config"}
     read: dict[str, set[str]] = defaultdict(set)
     for path in (ROOT / "src" / "turncredit").rglob("*.py"):
         tree = ast.parse(path.read_text())
-        own = {"self"} if path.name == "config.py" else set()
+        own = {"self"} if path.stem in {module.__name__.rpartition(".")[2] for module in MODULES} else set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 receiver = ast.unparse(node.value).rpartition(".")[2]
@@ -298,7 +303,7 @@ def test_a_file_that_is_not_text_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("min", "did you mean 'mini'?"), ("paperx", "known: "), ("../config/mini", "known: "),
+    ("min", "did you mean 'mini'?"), ("zzz", "known: "), ("../config/mini", "known: "),
     ("algorithms", "known: "), ("", "known: ")])
 def test_a_scale_that_does_not_exist_is_refused(name: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:

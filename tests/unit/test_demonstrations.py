@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.demonstrators import SEARCH, TOOL, Stage, make_stage
-from turncredit.config import FLAWS, SearchRewards, TaskConfig, ToolRewards
+from turncredit.config import SearchRewards, TaskConfig, ToolRewards
+from turncredit.materials import FLAWS
 from turncredit.rewards import Rewards, make_reward
 from turncredit.rewards.format import SEARCH as SEARCH_TAGS
 from turncredit.rewards.format import TOOL as TOOL_TAGS

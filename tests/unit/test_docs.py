@@ -15,7 +15,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from turncredit import config
+from turncredit import config, equipment, materials
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "turncredit"
@@ -24,15 +24,19 @@ PAGES = (MAP, "docs/COST.md", "docs/DEVIATIONS.md", KEYS, README)
 FILES = ("csv", "gz", "yaml", "json", "jsonl", "md", "rst", "pdf", "png", "html", "py", "txt", "smk", "toml", "lock")
 # Where a short name of a page's `config.*` begins: the model whose fields follow.
 SECTIONS: dict[str, type[BaseModel]] = {
-    "": config.Scale, "world": config.WorldConfig, "retriever": config.RetrieverConfig, "policy": config.PolicyConfig,
-    "warm_start": config.WarmStartConfig, "search_rewards": config.SearchRewards, "tool_rewards": config.ToolRewards,
+    "": config.Scale, "world": materials.WorldConfig, "questions": materials.QuestionsConfig,
+    "retriever": equipment.RetrieverConfig, "faiss": equipment.FaissConfig,
+    "server": equipment.ServerConfig, "policy": materials.PolicyConfig,
+    "warm_start": materials.WarmStartConfig, "engine": equipment.EngineConfig, "launch": equipment.LaunchConfig,
+    "checkpoint": config.CheckpointConfig, "search_rewards": config.SearchRewards, "tool_rewards": config.ToolRewards,
     "experiment": config.Experiment, "task": config.TaskConfig, "training": config.TrainingConfig, "arm": config.Arm,
     "overrides": config.ArmOverrides, "algorithm": config.Algorithm}
 # Fields that are no keys of their own: told by other tables, or (name) the file's name.
 NESTED = {
-    "": {"name", "world", "retriever", "policy", "warm_start", "search_rewards", "tool_rewards", "experiments",
-         "algorithms"},
-    "experiment": {"task", "training", "arms"}, "arm": {"overrides"}}
+    "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
+         "search_rewards", "tool_rewards", "experiments", "checkpoints", "algorithms"},
+    "retriever": {"faiss", "server"}, "arm": {"overrides"},
+    "experiment": {"task", "training", "engine", "launch", "arms"}}
 
 
 def text(page: str) -> str:

@@ -25,7 +25,7 @@ def test_a_remedy_stands_on_a_line_of_its_own() -> None:
 def test_faults_that_call_for_different_acts_have_different_codes() -> None:
     codes = {kind.__name__: kind.exit_code for kind in KINDS}
     assert codes["Interrupted"] == 75  # EX_TEMPFAIL, which a workflow engine may retry
-    apart = ["RetrieverError", "NonFiniteError", "RunLockedError", "Interrupted"]
+    apart = ["RetrieverError", "NonFiniteError", "RunLockedError", "ProcessError", "Interrupted"]
     assert len({codes[name] for name in apart} | {TurncreditError.exit_code}) == len(apart) + 1
     assert 1 not in codes.values()  # Python's own, of a traceback
 

@@ -135,7 +135,7 @@ def test_final_scores_and_effects_are_their_statistics(results: Results, drawn: 
     mine = data[(data["panel"] == "exact match, in-domain") & (data["arm"] == "GRPO-MR")]
     found = results.arm("search", "GRPO-MR")
     assert found is not None
-    scores = found.final("answer_correct", results.scale.world.in_domain)
+    scores = found.final("answer_correct", results.scale.in_domain)
     assert mine[mine["series"] == "IQM"]["value"].item() == statistics.iqm(scores).value
     assert sorted(mine[mine["series"] == "seed"]["value"]) == sorted(scores.mean(axis=1))
     effects = drawn["placement_effect"][1]

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from tests.policies import model, tokenizer
-from turncredit.config import PolicyConfig
 from turncredit.errors import CheckpointError, ConfigError
+from turncredit.materials import PolicyConfig
 from turncredit.policy.chat import Codec
 from turncredit.policy.model import (
     Critic,

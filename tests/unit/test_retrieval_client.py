@@ -99,6 +99,17 @@ def test_attempts_are_bounded_and_then_it_is_an_error(failure):
     assert len(network.posts) == 3
 
 
+@pytest.mark.parametrize(("asked", "least", "most"), [("7", 7, 7), ("9999", 30, 30), ("soon", 0, 5), ("0", 0, 5)])
+def test_a_busy_server_says_when_to_come_back_and_is_obeyed_within_bounds(monkeypatch, asked, least, most):
+    pauses = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", pauses.append)
+    network = Network([httpx.Response(503, headers={"Retry-After": asked})])
+    with client(network, retries=1) as retriever:
+        assert len(retriever.search(["a"], 2)[0]) == 2
+    assert len(pauses) == 1
+    assert least <= pauses[0] <= most
+
+
 @pytest.mark.parametrize("answer", [
     httpx.Response(500, text="boom"), httpx.Response(404), httpx.Response(200, text="<html>"),
     httpx.Response(200, json=[]), httpx.Response(200, json={}), httpx.Response(200, json={"result": []}),

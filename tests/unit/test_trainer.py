@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.small_run import TASK, config, events, make_world, served, train, untimed
 from tests.trees import transcript, turn
-from turncredit.config import RetrieverConfig
+from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
 from turncredit.evaluation import evaluation_ids, leaf_shares
 from turncredit.files import sha256

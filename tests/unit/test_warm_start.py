@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 
 from tests.demonstrators import POLICY, SEARCH, TOOL, WORLD, Stage, make_stage
 from tests.policies import tokenizer as other_tokenizer
-from turncredit.config import FLAWS, PolicyConfig, RetrieverConfig, Scale, TaskConfig, WarmStartConfig
+from turncredit.config import Scale, TaskConfig
 from turncredit.credit import Row
+from turncredit.equipment import RetrieverConfig
 from turncredit.errors import CheckpointError, DataError, NonFiniteError
+from turncredit.materials import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.policy.chat import END, TAGS, Codec
 from turncredit.policy.engine import Sample
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from turncredit.config import WorldConfig
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import sha256
+from turncredit.materials import WorldConfig
 from turncredit.retrieval.corpus import read_corpus
 from turncredit.world.build import build_world, chance_level
 from turncredit.world.facts import load_facts
@@ -100,7 +100,7 @@ def test_world_json_vouches_for_every_file(world):
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_the_same_settings_give_the_same_bytes_in_any_process(world, tmp_path, hash_seed):
-    code = ("import sys; from pathlib import Path; from turncredit.config import WorldConfig; "
+    code = ("import sys; from pathlib import Path; from turncredit.materials import WorldConfig; "
             "from turncredit.world.build import build_world; "
             "build_world(WorldConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))")
     subprocess.run([sys.executable, "-c", code, CONFIG.model_dump_json(), str(tmp_path)], check=True,

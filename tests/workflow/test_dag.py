@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, touch
-from turncredit.config import Scale, load_scale
+from turncredit.config import Scale, load_scale, scale_names
 
-SCALES = sorted(path.stem for path in (ROOT / "config").glob("*.yaml") if path.stem != "algorithms")
+SCALES = scale_names(ROOT / "config")
 FIGURE = "figures/mini/fig3_training_dynamics.pdf"
 
 
@@ -22,11 +22,14 @@ def distinct_arms(scale: Scale, *experiments: str) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("name", SCALES)
 def test_everything_trains_each_distinct_arm_once_a_seed(clone: Clone, name: str) -> None:
     scale = load_scale(name, ROOT / "config")
-    runs = len(distinct_arms(scale, *scale.experiments)) * scale.seeds
+    arms = distinct_arms(scale, *scale.experiments)
+    runs = sum(scale.seeds_of(experiment) for experiment, _ in arms)
     jobs = clone.jobs("--config", f"scale={name}", "runs=fresh")
     assert (jobs["train"], jobs["evaluate"]) == (runs, runs)
     assert jobs["collect"] == len(scale.experiments) + 1  # the base policies are collected too
-    assert jobs["world"] == jobs["build_index"] == jobs["audit_table"] == 1
+    assert jobs["world"] == jobs["audit_table"] == 1
+    indexes = sum(jobs.get(rule, 0) for rule in ("build_index", "build_further_index", "build_faiss_index"))
+    assert indexes == 1 + len(scale.retrievers)
 
 
 def test_one_experiment_trains_its_own_arms_only(clone: Clone) -> None:

@@ -23,7 +23,7 @@ def names(file: str) -> list[str]:
     return [re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-").replace(".", "-") for line in lines if line]
 
 
-@pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu"])
+@pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu", "vllm-cpu", "bench"])
 def test_every_requirement_is_pinned_to_a_plain_version(env: str) -> None:
     pins = (ENVS / f"{env}.txt").read_text().split()
     assert all(re.fullmatch(r"[a-z0-9._-]+==[0-9][a-z0-9.]*", pin) for pin in pins)
@@ -32,7 +32,7 @@ def test_every_requirement_is_pinned_to_a_plain_version(env: str) -> None:
 
 def test_environments_that_are_installed_together_agree() -> None:
     pins: dict[str, set[str]] = {}
-    for env in ("core", "retrieval", "dev"):
+    for env in ("core", "retrieval", "dev", "bench"):
         for pin in (ENVS / f"{env}.txt").read_text().split():
             pins.setdefault(pin.split("==")[0], set()).add(pin.split("==")[1])
     assert {name: found for name, found in pins.items() if len(found) > 1} == {}
@@ -55,6 +55,10 @@ def test_policy_and_torch_are_the_same_on_laptop_and_gpu() -> None:
     core, gpu = pinned("core.txt"), pinned("gpu.txt")
     for name in ("torch", "transformers", "accelerate", "snakemake"):
         assert core[name] == gpu[name]
+    tested = pinned("vllm-cpu.txt")
+    assert [tested["vllm-cpu"], tested["torch"], tested["transformers"]] == [
+        gpu["vllm"], gpu["torch"], gpu["transformers"]]
+    assert not tested.keys() & {"torchvision", "torchaudio", "torchcodec"}  # break the import of vLLM's CPU build
 
 
 def test_what_runs_here_is_what_is_pinned() -> None:
@@ -66,10 +70,13 @@ def test_what_runs_here_is_what_is_pinned() -> None:
 def test_every_import_is_a_named_requirement() -> None:
     """Nothing is used that only another package happens to bring along."""
     required = {name for env in ("core", "retrieval") for name in names(f"{env}.in")}
-    distributions = packages_distributions()
+    distributions, alone = packages_distributions(), {"vllm": "gpu.in", "trl": "bench.in", "datasets": "bench.in"}
     for path in (ROOT / "src").rglob("*.py"):
         for module in imported(ast.parse(path.read_text())):
             if module in sys.stdlib_module_names or module == "turncredit":
+                continue
+            if module in alone:  # in an environment of its own
+                assert module in names(alone[module])
                 continue
             assert importlib.util.find_spec(module), f"{path}: {module}"
             found = {name.lower().replace("_", "-") for name in distributions[module]}

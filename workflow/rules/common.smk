@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
-from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.config import RunConfig, Scale, load_scale, scale_names
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting.figures import FIGURES
 from turncredit.reporting.tables import TABLES
@@ -55,16 +55,17 @@ check_experiments(config["seeds"] if isinstance(config.get("seeds"), dict) else 
 # The code and numbers that pages are made of: editing them draws again, and trains nothing.
 DRAWING = sorted(map(str, Path("src/turncredit/reporting").glob("*.py")))
 REPORTED = sorted(map(str, Path("paper_tables/reported").glob("*.csv")))
-SCALES = [path.stem for path in Path("config").glob("*.yaml") if path.stem != "algorithms"]
+SCALES = scale_names()
 
 
 wildcard_constraints:
-    scale="|".join(sorted(SCALES)),
+    scale="|".join(SCALES),
     experiment="[a-z_]+",
     arm="[A-Za-z0-9._-]+",
     seed="[0-9]+",
     kind="base|clean|closed_book",
     task="search|tool_search",
+    checkpoint="|".join(sorted({name for s in SCALES for name in scale_of(s).checkpoints})) or "(?!)",
     name="[a-z0-9_]+",
 
 
@@ -80,6 +81,17 @@ def tasks_of(scale: str) -> dict[str, str]:
     for experiment, settings in scale_of(scale).experiments.items():
         found.setdefault(settings.task.name, experiment)
     return found
+
+
+def kinds_of(scale: str) -> list[str]:
+    """What is evaluated at a scale and not trained: policies before reinforcement, and those that others trained."""
+    clean = [] if scale_of(scale).warm_start is None else ["clean"]
+    return ["base", *clean, "closed_book", *scale_of(scale).checkpoints]
+
+
+def warm(whether: bool) -> str:
+    """Constraint: scales whose base policies are made here, or are given."""
+    return "|".join(s for s in SCALES if (scale_of(s).warm_start is not None) == whether) or "(?!)"
 
 
 def untrained(scale: str, kind: str) -> list[str]:
@@ -107,17 +119,21 @@ def run_of(wildcards) -> RunConfig:
 def seeds_of(scale: str, experiment: str) -> int:
     """Training seeds of an experiment's arms."""
     asked = config.get("seeds")
-    return (asked.get(experiment) if isinstance(asked, dict) else asked) or scale_of(scale).seeds
+    return (asked.get(experiment) if isinstance(asked, dict) else asked) or scale_of(scale).seeds_of(experiment)
 
 
 def runs_of(scale: str, experiment: str) -> list[str]:
     """Folders of an experiment's runs; an arm that equals another's shares its runs."""
     if experiment == "base":
-        return [f"results/{scale}/base/{kind}/seed-0" for kind in ("base", "clean", "closed_book")]
+        return [f"results/{scale}/base/{kind}/seed-0" for kind in kinds_of(scale)]
     arms = [scale_of(scale).identical(experiment, arm) for arm in scale_of(scale).experiments[experiment].arms]
-    return [
-        f"results/{scale}/{where}/{arm}/seed-{n}" for where, arm in arms for n in range(seeds_of(scale, experiment))
-    ]
+    return [run_folder(scale, where, arm, n) for where, arm in arms for n in range(seeds_of(scale, experiment))]
+
+
+def run_folder(scale: str, experiment: str, arm: str, seed: int) -> str:
+    """Where a run lies: brought in from elsewhere, or trained here."""
+    run = f"{scale}/{experiment}/{arm}/seed-{seed}"
+    return f"results/imported/{run}" if Path("results/imported", run, "manifest.json").exists() else f"results/{run}"
 
 
 def everything(scale: str) -> list[str]:
@@ -126,10 +142,15 @@ def everything(scale: str) -> list[str]:
 
 
 def run_files(wildcards, file: str) -> list[str]:
-    """One file of every run of an experiment; the base policies were not trained, they are evaluated only."""
+    """One file of every run of an experiment; base policies and some imported runs were evaluated only."""
     if wildcards.experiment == "base" and file != "evaluation.csv":
         return []
-    return [f"{run}/{file}" for run in runs_of(wildcards.scale, wildcards.experiment)]
+    paths = [f"{run}/{file}" for run in runs_of(wildcards.scale, wildcards.experiment)]
+    return [
+        path
+        for path in paths
+        if file != "metrics.csv" or not path.startswith("results/imported/") or Path(path).exists()
+    ]
 
 
 @cache

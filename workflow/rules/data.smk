@@ -1,7 +1,9 @@
-# The mini world: passages and questions.
+# Passages and questions: a world that is made here, or what was fetched, in the same files.
 
 
 rule world:
+    input:
+        lambda w: records(materials(w.scale)),
     output:
         corpus="data/{scale}/corpus.jsonl",
         questions=directory("data/{scale}/questions"),
@@ -11,7 +13,7 @@ rule world:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(scale_of(w.scale).world),
+        settings=lambda w: digest(*world_settings(w.scale)),
     message:
         "world: passages and questions of scale {wildcards.scale}"
     shell:

@@ -4,7 +4,7 @@
 rule evaluate:
     input:
         rules.world.output,
-        rules.build_index.output,
+        lambda w: indexes(w.scale, w.experiment),
         policy=rules.train.output.policy,
     output:
         "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
@@ -24,10 +24,32 @@ rule evaluate:
         " --seed {wildcards.seed} > {log} 2>&1"
 
 
+# A checkpoint that was brought in for a run (`turncredit import-run`).
+rule evaluate_imported:
+    input:
+        rules.world.output,
+        lambda w: indexes(w.scale, w.experiment),
+        policy="results/imported/{scale}/{experiment}/{arm}/seed-{seed}/policy",
+    output:
+        "results/imported/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
+    log:
+        "logs/{scale}/evaluate/imported/{experiment}/{arm}/seed-{seed}.log",
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: run_of(w).digest(),
+    message:
+        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}, which was imported"
+    shell:
+        "turncredit evaluate --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
+        " --seed {wildcards.seed} > {log} 2>&1"
+
+
 rule evaluate_base:
     input:
         rules.world.output,
-        rules.build_index.output,
+        lambda w: indexes(w.scale, *(["search"] if w.kind == "closed_book" else scale_of(w.scale).experiments)),
         policies=lambda w: untrained(w.scale, w.kind),
     output:
         "results/{scale}/base/{kind}/seed-0/evaluation.csv",
@@ -42,6 +64,26 @@ rule evaluate_base:
         "evaluate: {wildcards.kind}, before any reinforcement"
     shell:
         "turncredit evaluate-base {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule evaluate_checkpoint:
+    input:
+        rules.world.output,
+        lambda w: indexes(w.scale, played_by(w)),
+        policy=rules.public_policy.output,
+    output:
+        "results/{scale}/base/{checkpoint}/seed-0/evaluation.csv",
+    log:
+        "logs/{scale}/evaluate/base/{checkpoint}.log",
+    conda:
+        "../../envs/core.yaml"
+    threads: lambda w: scale_of(w.scale).threads
+    params:
+        settings=lambda w: digest(scale_of(w.scale).experiments[played_by(w)].task),
+    message:
+        "evaluate: {wildcards.checkpoint}, which others trained"
+    shell:
+        "turncredit evaluate-checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule collect:

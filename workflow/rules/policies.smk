@@ -1,4 +1,5 @@
-# The policies before reinforcement: a tokenizer, the clean policy (the ceiling) and each task's base policy.
+# The policies before reinforcement: a tokenizer, the clean policy (the ceiling) and each task's base policy, made here;
+# or given ones, as they are. And the policies that others trained.
 
 
 rule tokenizer:
@@ -8,6 +9,8 @@ rule tokenizer:
         directory("policy/{scale}/tokenizer"),
     log:
         "logs/{scale}/tokenizer.log",
+    wildcard_constraints:
+        scale=warm(True),
     conda:
         "../../envs/core.yaml"
     params:
@@ -22,13 +25,15 @@ rule clean_policy:
     input:
         rules.world.output,
         rules.tokenizer.output,
-        rules.build_index.output,
+        lambda w: index_of(w.scale),
     output:
         directory("policy/{scale}/clean"),
     log:
         "logs/{scale}/warm-start/clean.log",
     benchmark:
         "benchmarks/{scale}/warm-start/clean.tsv"
+    wildcard_constraints:
+        scale=warm(True),
     conda:
         "../../envs/core.yaml"
     threads: lambda w: scale_of(w.scale).warm_start.threads
@@ -43,7 +48,7 @@ rule clean_policy:
 rule base_policy:
     input:
         rules.world.output,
-        rules.build_index.output,
+        lambda w: index_of(w.scale),
         clean=rules.clean_policy.output,
     output:
         directory("policy/{scale}/base/{task}"),
@@ -51,6 +56,8 @@ rule base_policy:
         "logs/{scale}/warm-start/base-{task}.log",
     benchmark:
         "benchmarks/{scale}/warm-start/base-{task}.tsv"
+    wildcard_constraints:
+        scale=warm(True),
     conda:
         "../../envs/core.yaml"
     threads: lambda w: scale_of(w.scale).warm_start.threads
@@ -60,3 +67,39 @@ rule base_policy:
         "warm start: the base policy of {wildcards.task} at scale {wildcards.scale}, flawed on purpose"
     shell:
         "turncredit warm-start base --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule given_policy:
+    input:
+        lambda w: source_of_policy(scale_of(w.scale).policy.path_or_id),
+    output:
+        directory("policy/{scale}/base/{task}"),
+    log:
+        "logs/{scale}/given/{task}.log",
+    wildcard_constraints:
+        scale=warm(False),
+    conda:
+        "../../envs/core.yaml"
+    params:
+        settings=lambda w: digest(scale_of(w.scale).policy),
+    message:
+        "policy: the given base policy of {wildcards.task} at scale {wildcards.scale}"
+    shell:
+        "turncredit given-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
+
+
+rule public_policy:
+    input:
+        lambda w: source_of_policy(scale_of(w.scale).checkpoint(w.checkpoint).path_or_id),
+    output:
+        directory("policy/{scale}/checkpoints/{checkpoint}"),
+    log:
+        "logs/{scale}/given/{checkpoint}.log",
+    conda:
+        "../../envs/core.yaml"
+    params:
+        settings=lambda w: digest(scale_of(w.scale).checkpoint(w.checkpoint)),
+    message:
+        "policy: {wildcards.checkpoint}, which others trained"
+    shell:
+        "turncredit given-policy --checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"

@@ -1,11 +1,12 @@
 # One training run. Its step checkpoints are no declared output, since Snakemake deletes those before it runs
-# a job again: an interrupted run goes on from the last one. Exit code 75 (interrupted) is worth a retry.
+# a job again: an interrupted run goes on from the last one. Exit code 75 (interrupted) is worth a retry, which
+# profiles/slurm gives. `exec` leaves no shell between, which a signal would end before the run is saved.
 
 
 rule train:
     input:
         rules.world.output,
-        rules.build_index.output,
+        lambda w: indexes(w.scale, w.experiment),
         base=lambda w: f"policy/{w.scale}/base/{run_of(w).task.name}",
     output:
         metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
@@ -17,7 +18,6 @@ rule train:
         "benchmarks/{scale}/train/{experiment}/{arm}/seed-{seed}.tsv"
     wildcard_constraints:
         experiment="(?!base/)[a-z_]+",
-    retries: 2
     conda:
         "../../envs/core.yaml"
     threads: lambda w: scale_of(w.scale).threads
@@ -26,5 +26,5 @@ rule train:
     message:
         "train: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
     shell:
-        "turncredit train --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
+        "exec turncredit train --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
         " --seed {wildcards.seed} > {log} 2>&1"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turncredit.errors import ConfigError, NonFiniteError
+from turncredit.errors import CheckpointError, ConfigError, NonFiniteError
 from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Sample
+from turncredit.policy.engine import Images, Sample, Weights, check_request, named_weights
 from turncredit.policy.kv_cache import KVCache
 from turncredit.policy.model import head_logits
 from turncredit.transcript import TurnStop
@@ -48,19 +48,41 @@ class HFEngine:
         self._model, self._codec = model, codec
         self._cache = KVCache(model)
         self._cached_P: list[bytes] = []  # the ids (int32) whose keys and values stand in each place
+        self.weight_version = 0
 
     def reset_prefix_cache(self) -> None:
         """See ``Engine``."""
         self._cached_P = []
 
+    @torch.no_grad()
+    def update_weights(self, weights: Weights, version: int) -> None:
+        """See ``Engine``; tensors that share the model's memory, as its trainer's do, are in place already."""
+        own, remedy = self._model.state_dict(), "give the engine all weights of its own policy"
+        absent = {name for name, _ in self._model.named_parameters()}
+        for name, tensor in named_weights(weights):
+            if name not in own or own[name].shape != tensor.shape:
+                raise CheckpointError(f"the model has no weight {name} of shape {tuple(tensor.shape)}", remedy)
+            if own[name].data_ptr() != tensor.data_ptr():
+                own[name].copy_(tensor)
+            absent.discard(name)
+        if absent:
+            raise CheckpointError(f"weights are missing: {', '.join(sorted(absent)[:3])}", remedy)
+        self.reset_prefix_cache()
+        self.weight_version = version
+
+    def sleep(self) -> None:
+        """See ``Engine``: the model is the trainer's, so only the cache is given back."""
+        self._cache, self._cached_P = KVCache(self._model), []
+
     @torch.inference_mode()
     def generate(self, contexts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None, max_tokens: int,
-                 temperature: float, stop_tags: tuple[str, ...]) -> list[Sample]:
+                 temperature: float, stop_tags: tuple[str, ...],
+                 multi_modal: Sequence[Images] | None = None) -> list[Sample]:
         """See ``Engine``."""
-        if max_tokens < 1 or temperature <= 0 or not all(map(len, contexts)):
-            raise ValueError("max_tokens is at least 1, temperature above 0, and no context is empty")
-        if seeds is not None and len(seeds) != len(contexts):
-            raise ValueError(f"{len(seeds)} seeds for {len(contexts)} contexts")
+        check_request(contexts, seeds, max_tokens, temperature, multi_modal)
+        if multi_modal and any(multi_modal):
+            raise ConfigError(f"{type(self._model).__name__} in transformers' engine takes no images",
+                              "set engine.kind: vllm")
         if not contexts:
             return []
         ids_R = [np.asarray(context, np.int32).tobytes() for context in contexts]
@@ -71,7 +93,7 @@ class HFEngine:
             self._cache, self._cached_P = KVCache(self._model), []
             raise
         self._cached_P = turns.cached(ids_R)
-        return turns.samples()
+        return turns.samples(self.weight_version)
 
     def _sample(self, ids_R: list[bytes], uniform_R_T: NDArray[np.float64] | None, max_tokens: int,
                 temperature: float, stop_tags: tuple[str, ...]) -> _Turns:
@@ -224,9 +246,9 @@ class _Turns:
         """The ids whose keys and values stand in each place: all but a turn's last token."""
         return [ids_R[r] + self._drawn_R_T[r, :self._count_R[r] - 1].tobytes() for r in self._row_P]
 
-    def samples(self) -> list[Sample]:
+    def samples(self, weight_version: int) -> list[Sample]:
         """The finished turns, by row."""
-        return [Sample(tuple(ids[:count].tolist()), tuple(logprobs[:count].tolist()), STOPS[stop])
+        return [Sample(tuple(ids[:count].tolist()), tuple(logprobs[:count].tolist()), STOPS[stop], weight_version)
                 for ids, logprobs, count, stop in zip(self._drawn_R_T, self._logprob_R_T, self._count_R.tolist(),
                                                       self._stop_R.tolist(), strict=True)]
 

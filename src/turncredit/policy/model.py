@@ -7,6 +7,7 @@ values are computed where ``loss_mask`` is 1, nowhere else.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
 
-from turncredit.config import PolicyConfig
 from turncredit.errors import CheckpointError, ConfigError, DataError
 from turncredit.files import atomic_folder
+from turncredit.materials import PolicyConfig
 
 
 def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: bool = True) -> PreTrainedModel:
@@ -74,14 +75,21 @@ def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype 
     return model.to(device).eval()
 
 
-def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None,
+                weights: Mapping[str, Tensor] | None = None) -> None:
     """Write a model (and its tokenizer) as a folder that appears whole or not at all.
+
+    Args:
+        model: its configuration and, where no ``weights`` are given, its weights.
+        folder: takes the place of what is there.
+        tokenizer: saved beside it.
+        weights: all of the model's weights by name, where the model itself holds only a part of each.
 
     Raises:
         DataError: the disk is full or the place is not writable.
     """
     with atomic_folder(folder) as fresh:
-        model.save_pretrained(fresh)
+        model.save_pretrained(fresh, state_dict=None if weights is None else dict(weights))
         if tokenizer is not None:
             tokenizer.save_pretrained(fresh)
 
@@ -132,8 +140,15 @@ def token_logprobs(model: PreTrainedModel, ids_B_T: Tensor, attention_B_T: Tenso
     _check_mask(loss_mask_B_T)
     hidden_B_T_H = _hidden(model.base_model, ids_B_T, attention_B_T)
     asked_B_T = loss_mask_B_T[:, 1:].bool()
-    log_p_N_V = (head_logits(model, hidden_B_T_H[:, :-1][asked_B_T]) / temperature).log_softmax(-1)
-    logprob_N = log_p_N_V.gather(-1, ids_B_T[:, 1:][asked_B_T].unsqueeze(-1)).squeeze(-1)
+    return logprobs_of(model, hidden_B_T_H[:, :-1][asked_B_T], ids_B_T[:, 1:][asked_B_T], temperature,
+                       entropy_gradient=entropy_gradient)
+
+
+def logprobs_of(model: PreTrainedModel, hidden_N_H: Tensor, ids_N: Tensor, temperature: float, *,
+                entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+    """``logprob_N`` of tokens behind given hidden states, and ``entropy_N``; see ``token_logprobs``."""
+    log_p_N_V = (head_logits(model, hidden_N_H) / temperature).log_softmax(-1)
+    logprob_N = log_p_N_V.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = -(log_p_N_V.exp() * log_p_N_V).sum(-1)
     return logprob_N, entropy_N

@@ -1,8 +1,8 @@
 """The audit: one row for each reported number and for each claim with its comparisons.
 
-A reported number is *not comparable* unless model, data, retriever and k are the paper's, which no scale
-of this project has yet; where an arm, metric and data set of ours are its analogue, our number stands
-beside it and the note says what it is. The comparisons of the claims were fixed in
+A reported number is *not comparable* unless model, data, retriever and k are the paper's (``comparable``);
+where an arm, metric and data set of ours are its analogue, our number stands beside it and the note
+says what it is. A comparable number agrees if it lies in our interval. The comparisons of the claims were fixed in
 ``paper_tables/reported/claim_tests.csv`` before any run.
 """
 
@@ -17,6 +17,7 @@ import pandas as pd
 from turncredit.config import Scale
 from turncredit.reporting import statistics
 from turncredit.reporting.claims import Comparison, claim_verdict, compare, tally
+from turncredit.reporting.comparable import differences
 from turncredit.reporting.render import number
 from turncredit.reporting.reported import Claim, Reported, Value
 from turncredit.reporting.runs import BASE, Runs
@@ -24,7 +25,8 @@ from turncredit.reporting.scores import ArmRuns, Results, sources
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables import METRIC_WORDS
 
-NOT_COMPARABLE = "not comparable"
+NOT_COMPARABLE, AGREES, ABOVE, BELOW = "not comparable", "agrees", "ours is higher", "ours is lower"
+_NOTHING = "no analogue here"
 _DIFFERENCE = "component_exact_match_difference"  # the paper's text: MT-GRPO less GRPO-MR
 
 
@@ -41,8 +43,9 @@ class Entry:
         ours: our number; None where nothing was run.
         low, high: its 95 % interval; None where there is none.
         seeds: seeds of each arm.
-        runs: whose runs: fresh or shipped.
-        verdict: supported, contradicted, inconclusive, not run; not comparable for values.
+        runs: whose runs: fresh, shipped, or imported with a label.
+        verdict: supported, contradicted, inconclusive, not run; of a value: not comparable, not run, agrees, ours is
+            higher, ours is lower, or inconclusive where a single seed has no interval.
         note: the reason, the analogue, or how the comparisons of a claim came out.
     """
 
@@ -115,7 +118,23 @@ def _value(value: Value, results: Results, reported: Reported) -> Entry:
     notes = (label, value.confidence, value.note)
     return Entry("value", value.value_id, f"{value.method}, {value.dataset}, {_words(value.metric)}{step}",
                  f"{value.place} ({value.paper_version})", f"{value.value:g}", *_numbers(estimate),
-                 sources(arms) if arms else "", NOT_COMPARABLE, "; ".join(filter(None, notes)))
+                 sources(arms) if arms else "", _agreement(value, estimate, label, results.scale),
+                 "; ".join(filter(None, notes)))
+
+
+def _agreement(value: Value, found: Estimate | None, label: str, scale: Scale) -> str:
+    """How our number stands to a reported one; the paper prints no interval of its own."""
+    if label == _NOTHING or differences(scale, _experiment(value)):
+        return NOT_COMPARABLE
+    if found is None or value.value is None:
+        return "not run"
+    if found.low is None or found.high is None:
+        return "inconclusive"
+    return ABOVE if found.low > value.value else BELOW if found.high < value.value else AGREES
+
+
+def _experiment(value: Value) -> str:
+    return "two_turn" if "two-turn" in value.dataset else "search"
 
 
 def _words(metric: str) -> str:
@@ -130,16 +149,24 @@ def _numbers(found: Estimate | None) -> tuple[float | None, float | None, float 
 
 def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[ArmRuns], Estimate | None, str]:
     """Our arms and number that stand for a reported one, and what they are; or why there is none."""
-    experiment = "two_turn" if "two-turn" in value.dataset else "search"
-    world = results.scale.world
-    name = reported.datasets[value.dataset].analogue
-    datasets = {"out_of_domain": world.out_of_domain, "all": results.datasets}.get(name, (name,))
+    experiment = _experiment(value)
+    name = reported.datasets[value.dataset].here(results.scale)
+    groups = {"out_of_domain": results.scale.out_of_domain, "all": results.datasets}
+    datasets = groups.get(name, tuple(name.split("|")))
+    public = {found.label: key for key, found in results.scale.checkpoints.items()}
+    if value.method in public:  # the paper's row is this very policy
+        arm = results.base(public[value.method], experiment) if {*datasets} <= {*results.scale.datasets} else None
+        label = f"ours: {results.scale.checkpoints[public[value.method]].path_or_id}"
+        return ([], None, f"{label}: not run") if arm is None else (
+            [arm], statistics.mean(arm.final(value.metric, datasets)), label)
     names = ["MT-GRPO", "GRPO-MR"] if value.metric == _DIFFERENCE else [value.algorithm] if value.algorithm else []
-    if not names or not name or value.metric.endswith("relative_gain") or not set(datasets) <= set(results.datasets):
-        return [], None, "no analogue here"
+    here = {*datasets} <= {*results.scale.datasets}
+    if not names or not name or value.metric.endswith("relative_gain") or not here:
+        return [], None, _NOTHING
     found = [results.base(arm, experiment) if arm == BASE else results.arm(experiment, arm) for arm in names]
     arms = [arm for arm in found if arm is not None]
-    where = {"out_of_domain": "mean of the out-of-domain sets", "all": "mean of all sets"}.get(name, name)
+    where = {"out_of_domain": "mean of the out-of-domain sets", "all": "mean of all sets"}.get(
+        name, name if len(datasets) == 1 else f"mean of {len(datasets)} sets")
     label = f"ours: {' − '.join(names)} in {experiment}, {where}"
     if len(arms) < len(names):
         return [], None, f"{label}: not run"

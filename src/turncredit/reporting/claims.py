@@ -112,7 +112,8 @@ def _compare(test: ClaimTest, results: Results, metric: str, arm_a: str, arm_b: 
         return Comparison(test, metric, arm_a, arm_b, dataset, None, "not run", "",
                           f"no runs of {test.experiment}: {lacking}")
     try:
-        samples = [_SCORES[test.statistic](arm, test, metric, _columns(dataset, results)) for arm in here]
+        datasets = _columns(dataset, results, test.experiment)
+        samples = [_SCORES[test.statistic](arm, test, metric, datasets) for arm in here]
         samples = [_gap(sample, dataset) for sample in samples]
     except _NotMeasured as error:
         return Comparison(test, metric, arm_a, arm_b, dataset, None, "not run", "", str(error))
@@ -134,13 +135,12 @@ def _estimate(statistic: str, samples: Sequence[Array]) -> Estimate:
     return statistics.mean(samples[0]) if len(samples) == 1 else statistics.difference(samples[0], samples[1])
 
 
-def _columns(dataset: str, results: Results) -> tuple[str, ...]:
+def _columns(dataset: str, results: Results, experiment: str) -> tuple[str, ...]:
     """Data sets that a word of claim_tests.csv stands for; ``a-b`` is the gap between two."""
-    world = results.scale.world
-    named = {"all": results.datasets, "in": world.in_domain, "out": world.out_of_domain, "": ()}
-    found = named.get(dataset, tuple(dataset.split("-")))
+    named = {"all": results.datasets, "in": results.scale.in_domain, "out": results.scale.out_of_domain, "": ()}
+    found = named.get(dataset, tuple(results.stand_in(word, experiment) for word in dataset.split("-")))
     for name in found:
-        if name not in results.datasets:
+        if name not in results.scale.datasets:
             raise _NotMeasured(f"no data set {name} at scale {results.scale.name}")
     return found
 
@@ -204,6 +204,8 @@ def _window(arm: ArmRuns, column: str, window: tuple[float, float] | None) -> Ar
     """``value_S_T`` of a column at the steps inside a window, given as fractions of the last step."""
     if window is None:
         raise DataError(f"claim_tests.csv: {column!r} needs a window of steps", "fill the columns first and second")
+    if arm.metrics.empty:
+        raise _NotMeasured(f"{arm.experiment}/{arm.arm}: evaluated only, no metrics of training ({arm.source})")
     if column not in arm.metrics.columns:
         raise _NotMeasured(f"{arm.experiment}/{arm.arm} has no column {column}")
     step_T, value_S_T = arm.curve(column)

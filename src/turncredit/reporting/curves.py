@@ -72,7 +72,7 @@ def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[P
     with style.applied():
         figure, axes = style.new_figure(len(panels), len(panels[0]), 7.2, 1.05 + 1.65 * len(panels))
         arms = list(dict.fromkeys(arm for line in panels for panel in line for arm in panel.arms))
-        shown = [(arm, found) for arm in arms if (found := results.arm(experiment, arm)) is not None]
+        shown = [(arm, found) for arm in arms if (found := results.arm(experiment, arm)) and not found.metrics.empty]
         lines = style.lines(arm for arm, _ in shown)
         data = []
         for line, axes_row in zip(panels, axes, strict=True):
@@ -105,7 +105,7 @@ def _draw(ax: Axes, results: Results, experiment: str, panel: Panel, kind: Kind,
     drawn = []
     for arm in panel.arms:
         found = results.arm(experiment, arm)
-        if found is None:
+        if found is None or found.metrics.empty:
             continue
         data = curve(found, panel.column, kind)
         look = style.look(arm)

@@ -46,9 +46,8 @@ def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
     Returns:
         the figure, and what it draws: panel, arm, series (IQM or a seed), value, low, high, seeds.
     """
-    world = results.scale.world
     names = list(results.scale.experiments["search"].arms) if "search" in results.scale.experiments else []
-    domains = (("in-domain", world.in_domain), ("out-of-domain", world.out_of_domain))
+    domains = (("in-domain", results.scale.in_domain), ("out-of-domain", results.scale.out_of_domain))
     with style.applied():
         figure, axes = style.new_figure(2, 2, 7.2, 4.4, sharey=True)
         records: list[dict[str, object]] = []

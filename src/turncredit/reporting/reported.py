@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from turncredit.config import Scale
 from turncredit.errors import DataError, nearest
 from turncredit.reporting.schema import read_cells
 
@@ -22,7 +23,7 @@ _VALUES = ("value_id", "place", "method", "algorithm", "dataset", "metric", "ste
 _TESTS = ("claim_id", "part", "says", "experiment", "statistic", "metric", "arm_a", "arm_b", "datasets", "first",
           "second", "direction", "threshold", "note")
 _CLAIMS = ("claim_id", "statement", "paper_version", "source", "confidence")
-_DATASETS = ("dataset", "domain", "mark", "analogue", "note")
+_DATASETS = ("dataset", "domain", "mark", "analogue", "name", "note")
 _GRANULARITY = ("method", "reward", "advantage", "paper_version", "source", "confidence")
 _REMEDY = "take the file from git again, or mend the row"
 
@@ -53,7 +54,12 @@ class Dataset:
     domain: str  # in | out | all | ""
     mark: str  # the paper's dagger or star
     analogue: str  # one of our data sets, "out_of_domain", "all", or "" for none
+    name: str  # of the set itself in config/sources.yaml, or several with "|" between; "" for none
     note: str
+
+    def here(self, scale: Scale) -> str:
+        """What stands for the set at a scale: the set itself where the scale has it, else its analogue."""
+        return self.name if self.name and {*self.name.split("|")} <= {*scale.datasets} else self.analogue
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config import RunConfig, Scale
+from turncredit.config import HOW, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.schema import EVALUATION, METRICS, RUN, Schema, collected, read_cells, same_columns, typed
@@ -29,6 +29,7 @@ BASE = "base"  # the pseudo-experiment that holds the evaluations of the untrain
 
 _COLLECT = "collect the runs again"
 _RETRAIN = "remove the run's folder and train it again"
+_STEPLESS = pd.DataFrame({"step": pd.Series(dtype=str)})
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Runs:
         metrics: rows of metrics.csv with experiment, arm and seed in front; no rows for ``base``.
         evaluation: rows of evaluation.csv, likewise.
         manifests: ``"{arm}/seed-{n}"`` -> manifest; none for ``base``.
-        source: made on this machine (fresh) or committed with the code (shipped).
+        source: made on this machine (fresh) or committed with the code (shipped); a run that was brought in
+            from elsewhere says so in its manifest (``imported``).
     """
 
     experiment: str
@@ -105,18 +107,19 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
     evaluation = _read(folder / "evaluation.csv.gz", collected(EVALUATION))
     _same_questions(evaluation, folder / "evaluation.csv.gz")
     if experiment == BASE:
-        return Runs(BASE, pd.DataFrame({name: [] for name in RUN}), evaluation, {}, source)
-    metrics = _read(folder / "metrics.csv", collected(METRICS))
+        return Runs(BASE, _no_metrics(), evaluation, {}, source)
     manifests = _read_json(folder / "manifests.json")
-    for file, frame in (("metrics.csv", metrics), ("evaluation.csv.gz", evaluation)):
+    trained = {key for key, manifest in manifests.items() if not _evaluated_only(manifest)}
+    metrics = _read(folder / "metrics.csv", collected(METRICS)) if trained else _no_metrics()
+    for file, frame, keys in (("metrics.csv", metrics, trained), ("evaluation.csv.gz", evaluation, {*manifests})):
         if strangers := set(frame["experiment"]) - {experiment}:
             raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", _COLLECT)
         found = {f"{arm}/seed-{seed}" for arm, seed in zip(frame["arm"], frame["seed"], strict=True)}
-        if odd := found ^ set(manifests):
+        if odd := found ^ keys:
             raise DataError(f"{folder}: {min(odd)} is in only one of {file} and manifests.json", _COLLECT)
     for key, manifest in manifests.items():
         where = f"{folder / 'manifests.json'}: {key}"
-        config = _check_config(manifest, scale, where)
+        config = check_config(manifest, scale, where)
         if scale is not None and key not in {f"{arm}/seed-{config.seed}" for arm in _arms(config, experiment, scale)}:
             raise DataError(f"{where}: is a run of {config.experiment}/{config.arm}, not of this arm", _COLLECT)
     return Runs(experiment, metrics, evaluation, manifests, source)
@@ -157,22 +160,48 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     """A run under the name of each arm of ``experiment`` that it stands for (one, as a rule)."""
     manifest_path = folder / "manifest.json"
     manifest = _read_json(manifest_path)
-    config = _check_config(manifest, scale, str(manifest_path))
+    config = check_config(manifest, scale, str(manifest_path))
     if folder.parts[-2:] != (config.arm, f"seed-{config.seed}"):
         raise DataError(f"{manifest_path}: is of {config.arm}/seed-{config.seed}, not of this folder", _RETRAIN)
     if not manifest.get("ended"):
         raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it goes on")
-    metrics, evaluation = read_cells(folder / "metrics.csv"), read_cells(folder / "evaluation.csv")
-    steps = typed(metrics, METRICS, folder / "metrics.csv")["step"].tolist()
-    if steps != list(range(steps[0], steps[0] + len(steps))) or steps[0] > 1 or steps[-1] != manifest.get("steps"):
-        raise DataError(f"{folder / 'metrics.csv'}: column 'step' runs from {steps[0]} to {steps[-1]} in {len(steps)} "
-                        f"rows; the manifest says {manifest.get('steps')} steps", _RETRAIN)
+    metrics = _STEPLESS if _evaluated_only(manifest) else read_metrics(folder / "metrics.csv", manifest.get("steps"))
+    evaluation = read_cells(folder / "evaluation.csv")
     typed(evaluation, EVALUATION, folder / "evaluation.csv")
     arms = _arms(config, experiment, scale)
     if not arms:
         raise DataError(f"{folder}: is a run of {config.experiment}/{config.arm}, which is no arm of {experiment}",
                         "name the runs of one experiment only")
     return [_Run(folder, experiment, arm, config.seed, metrics, evaluation, manifest) for arm in arms]
+
+
+def read_metrics(path: Path, steps: int | None = None) -> pd.DataFrame:
+    """The cells of a run's metrics.csv, a row a step from 0 or 1 on.
+
+    Raises:
+        DataError: the file breaks its schema, a step is missing, or the last is not ``steps``.
+    """
+    cells = read_cells(path)
+    found = typed(cells, METRICS, path)["step"].tolist()
+    if found != list(range(found[0], found[0] + len(found))) or found[0] > 1 or steps not in (None, found[-1]):
+        raise DataError(f"{path}: column 'step' runs from {found[0]} to {found[-1]} in {len(found)} rows; "
+                        f"the manifest says {steps} steps", _RETRAIN)
+    return cells
+
+
+def imported(manifest: Mapping[str, Any]) -> str | None:
+    """The label of a run that was made elsewhere; None of one that was made here."""
+    origin = manifest.get("origin")
+    return str(origin["label"]) if isinstance(origin, dict) and "label" in origin else None
+
+
+def _evaluated_only(manifest: Mapping[str, Any]) -> bool:
+    """Whether a run came without the metrics of its training."""
+    return imported(manifest) is not None and not manifest["origin"].get("metrics")
+
+
+def _no_metrics() -> pd.DataFrame:
+    return pd.DataFrame({name: [] for name in (*RUN, "step")})
 
 
 def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
@@ -190,8 +219,7 @@ def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
     if not seed.isdigit():
         raise DataError(f"{folder}: is no folder of a run", "name folders like base/clean/seed-0")
-    metrics = pd.DataFrame({"step": pd.Series(dtype=str)})
-    return [_Run(folder, experiment, arm, int(seed), metrics, evaluation, {})]
+    return [_Run(folder, experiment, arm, int(seed), _STEPLESS, evaluation, {})]
 
 
 def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
@@ -203,12 +231,12 @@ def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
     return [arm for arm in scale.experiments[experiment].arms if scale.identical(experiment, arm) == made]
 
 
-def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) -> RunConfig:
+def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) -> RunConfig:
     """The manifest's configuration; its hash must be its own, and its settings those of ``scale``."""
     raw = manifest.get("config")
     if not isinstance(raw, dict):
         raise DataError(f"{where}: holds no 'config'", _RETRAIN)
-    written = {k: v for k, v in raw.items() if k not in ("device", "threads")}
+    written = {k: v for k, v in raw.items() if k not in HOW}
     digest = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     if digest != manifest.get("config_sha256"):
         raise DataError(f"{where}: config_sha256 is not the hash of its config", _RETRAIN)
@@ -219,7 +247,7 @@ def _check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) 
         key = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", _RETRAIN) from error
     if scale is not None:
-        now, then = (c.model_dump(mode="json", exclude={"device", "threads"})
+        now, then = (c.model_dump(mode="json", exclude=set(HOW))
                      for c in (scale.run(config.experiment, config.arm, config.seed), config))
         if changed := _changed(then, now):
             raise DataError(f"{where}: made with {changed[0]}",
@@ -240,16 +268,16 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") 
 
 
 def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
-    """Every run answers the same questions with the same decodings."""
-    first: tuple[str, frozenset[tuple[str, ...]]] | None = None
-    for (arm, seed), rows in evaluation.groupby(["arm", "seed"], sort=True):
-        asked = frozenset(zip(rows["dataset"], rows["question_id"], rows["decoding"], strict=True))
-        if first is None:
-            first = f"{arm}/seed-{seed}", asked
-        elif asked != first[1]:
-            odd = " ".join(sorted(asked ^ first[1])[0])
-            raise DataError(f"{where}: {arm}/seed-{seed} and {first[0]} were evaluated on different questions: {odd}",
-                            "evaluate both on the same data: remove the older run's folder and train it again")
+    """Every run of an experiment answers the same questions, whatever the decoding."""
+    first: dict[str, tuple[str, frozenset[tuple[str, ...]]]] = {}
+    for (experiment, arm, seed), rows in evaluation.groupby(["experiment", "arm", "seed"], sort=True):
+        for _, decoded in rows.groupby("decoding", sort=True):
+            asked = frozenset(zip(decoded["dataset"], decoded["question_id"], strict=True))
+            name, same = first.setdefault(str(experiment), (f"{arm}/seed-{seed}", asked))
+            if asked != same:
+                odd = " ".join(sorted(asked ^ same)[0])
+                raise DataError(f"{where}: {arm}/seed-{seed} and {name} were evaluated on different questions: {odd}",
+                                "evaluate both on the same data: remove the older run's folder and train it again")
 
 
 def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:

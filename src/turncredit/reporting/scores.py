@@ -10,23 +10,24 @@ import pandas as pd
 
 from turncredit.config import Scale
 from turncredit.errors import DataError, nearest
-from turncredit.reporting.runs import BASE, Runs, Source
+from turncredit.reporting.runs import BASE, Runs, imported
 from turncredit.reporting.statistics import Array
 from turncredit.transcript import StopReason
 
 DECODING = "greedy"  # of every reported score; sampled evaluations stand in the files only
+TRAINED_ON = ("facts", "bridge")  # what claim_tests.csv calls the sets of one hop and of two that are trained on
 DERIVED = {"turn_limit": StopReason.TURN_LIMIT, "answered": StopReason.ANSWERED}  # share of episodes that ended so
 
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The runs of one arm, seeds in ascending order."""
+    """The runs of one arm, seeds in ascending order; without metrics where they were only evaluated."""
 
     experiment: str
     arm: str
     metrics: pd.DataFrame
     evaluation: pd.DataFrame
-    source: Source
+    source: str  # fresh, shipped, or imported with a label
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -131,15 +132,21 @@ class Results:
         for arm in arms:
             found = self.arm(experiment, arm)
             seeds = 0 if found is None else len(found.seeds)
-            if seeds < self.scale.seeds:
-                words = f"{seeds} of {self.scale.seeds} seeds" if seeds else "not run"
+            wanted = self.scale.seeds_of(experiment)
+            if seeds < wanted:
+                words = f"{seeds} of {wanted} seeds" if seeds else "not run"
                 lacking.setdefault(words, []).append(arm)
         return "; ".join(f"{words}: {', '.join(names)}" for words, names in lacking.items())
 
     @property
     def datasets(self) -> tuple[str, ...]:
         """All evaluation datasets, in-domain first."""
-        return (*self.scale.world.in_domain, *self.scale.world.out_of_domain)
+        return (*self.scale.in_domain, *self.scale.out_of_domain)
+
+    def stand_in(self, word: str, experiment: str) -> str:
+        """The data set of this scale that ``facts`` or ``bridge`` means: the first and second that are trained on."""
+        trained = self.scale.experiments[experiment].train_on if experiment in self.scale.experiments else ()
+        return dict(zip(TRAINED_ON, trained, strict=False)).get(word, word)
 
     def _arms(self, experiment: str) -> Mapping[str, object]:
         return self.scale.experiments[experiment].arms if experiment in self.scale.experiments else {}
@@ -151,11 +158,20 @@ class Results:
         evaluation = runs.evaluation[runs.evaluation["arm"] == arm]
         if evaluation.empty:
             return None
-        return ArmRuns(experiment, arm, runs.metrics[runs.metrics["arm"] == arm], evaluation, runs.source)
+        return ArmRuns(experiment, arm, runs.metrics[runs.metrics["arm"] == arm], evaluation, _source(runs, arm))
+
+
+def _source(runs: Runs, arm: str) -> str:
+    """Where an arm's runs are from; seeds are counted where they differ."""
+    labels = [runs.source if (label := imported(manifest)) is None else f"imported: {label}"
+              for key, manifest in runs.manifests.items() if key.rpartition("/")[0] == arm]
+    words = [name if len({*labels}) == 1 else f"{name} ({labels.count(name)} of {len(labels)} seeds)"
+             for name in dict.fromkeys(labels)]
+    return ", ".join(words) or runs.source
 
 
 def sources(found: Iterable[ArmRuns | None]) -> str:
-    """Whose runs these are, in words: ``fresh``, ``shipped``, both with what is what, or ``not run``."""
+    """Whose runs these are, in words: fresh, shipped, imported, several with what is what, or ``not run``."""
     by_source: dict[str, list[str]] = {}
     for arm in found:
         if arm is not None:

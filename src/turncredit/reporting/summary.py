@@ -9,7 +9,7 @@ from turncredit.config import Scale
 from turncredit.errors import DataError
 from turncredit.files import write_text
 from turncredit.reporting.audit import Entry, frame
-from turncredit.reporting.tables import not_comparable
+from turncredit.reporting.comparable import comparability
 
 BEGIN, END = "<!-- results: begin, generated -->", "<!-- results: end -->"
 HEADLINES = {  # value_id -> what the reader wants to see first
@@ -47,8 +47,8 @@ def markdown(entries: Sequence[Entry], scale: Scale) -> str:
         "many there are. Comparisons with methods and tasks that this project lacks are counted as not run and decide "
         "nothing. The comparisons were fixed before the runs, in `paper_tables/reported/claim_tests.csv`. "
         "Intervals are over seeds (bootstrap; score intervals for shares of seeds).",
-        f"Reported numbers are *not comparable*: {not_comparable(scale)}. Where an arm, metric and data set of ours "
-        "are the analogue of a number, ours stands beside it.",
+        f"{comparability(scale)}. Where an arm, metric and data set of ours are the analogue of a reported number, "
+        "ours stands beside it; a comparable one *agrees* if it lies in our interval.",
         "## Claims", claim_table(claims),
         "## Comparisons", _table(
             ("claim", "comparison", "measured", "claimed", "ours", "seeds", "runs", "verdict", "note"),
@@ -69,7 +69,7 @@ def headline(entries: Sequence[Entry], scale: Scale) -> str:
     """The lines that ``make reproduce`` ends with: numbers beside the reported ones, and the verdicts."""
     rows = [(label, entry.reported, entry.shown) for label, entry in _headlines(entries) if entry.ours is not None]
     width = max((len(label) for label, *_ in rows), default=0)
-    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]; not comparable: other policy, data"]
+    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]{_apart(scale)}"]
     lines += [f"  {label:<{width}}  {reported:>7} | {ours}" for label, reported, ours in rows]
     lines.append("claims of the paper, tested on these runs:")
     for entry in entries:
@@ -85,8 +85,8 @@ def readme_section(entries: Sequence[Entry], scale: Scale, pictures: Sequence[tu
             for label, e in _headlines(entries)]
     parts = [
         f"Scale `{scale.name}`: means over the test sets (of the training domain for two turns) and seeds, with 95% "
-        f"bootstrap intervals over seeds. The numbers are not comparable: {not_comparable(scale)}. What can be "
-        "compared is how the arms stand to one another; the paper's claims about that are below.",
+        f"bootstrap intervals over seeds. {comparability(scale)}. How the arms stand to one another can always be "
+        "compared; the paper's claims about that are below.",
         _table(("average over test sets", "reported", "ours", "seeds", "runs", "verdict"), arms),
         *(f"![{text}]({path})" for text, path in pictures),
         claim_table([e for e in entries if e.kind == "claim"])]
@@ -109,6 +109,10 @@ def update_readme(path: Path, section: str) -> None:
         raise DataError(f"{path}: the markers {BEGIN!r} and {END!r} are not both there, in this order",
                         "put each on a line of its own where the results belong")
     write_text(path, f"{before}{BEGIN}\n\n{section}\n\n{END}{after}")
+
+
+def _apart(scale: Scale) -> str:
+    return "" if comparability(scale).startswith("Comparable") else "; not comparable: other policy, data"
 
 
 def _headlines(entries: Sequence[Entry]) -> list[tuple[str, Entry]]:

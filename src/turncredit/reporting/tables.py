@@ -9,6 +9,7 @@ from turncredit.config import Algorithm, Content, Placement, Scale, SearchReward
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting import statistics
 from turncredit.reporting.claims import collapsed
+from turncredit.reporting.comparable import comparability
 from turncredit.reporting.render import NOT_REPORTED, NOT_RUN, Block, Cell, Row, Table, mark_best
 from turncredit.reporting.reported import Reported, Value
 from turncredit.reporting.runs import BASE, Runs
@@ -53,14 +54,7 @@ def provenance(results: Results, found: Iterable[ArmRuns | None]) -> tuple[str, 
     if any(1 < len(arm.seeds) < 5 for arm in arms):
         notes.append("With fewer than 5 seeds an arm's interval is the whole range of its resamples, and still holds "
                      "its true mean in only about 3 of 4 cases")
-    return (*notes, f"Not comparable with the paper's numbers: {not_comparable(results.scale)}")
-
-
-def not_comparable(scale: Scale) -> str:
-    """Why this scale's numbers cannot be set against the paper's."""
-    policy = scale.policy.path_or_id or "a tiny policy made here"
-    bm25 = f"BM25 retrieval by {scale.retriever.kind.title()}"
-    return f"{policy} and not Qwen2.5-7B, questions about countries over a small corpus, and {bm25}"
+    return (*notes, comparability(results.scale))
 
 
 def _table1(results: Results, reported: Reported) -> Table:
@@ -88,11 +82,13 @@ def _table2(metric: str, name: str) -> Callable[[Results, Reported], Table]:
     words = {"answer_correct": "Answer correctness (exact match)", "format_correct": "Format correctness"}[metric]
 
     def build(results: Results, reported: Reported) -> Table:
-        world = results.scale.world
-        columns = (*(f"{d}†" for d in world.in_domain), *(f"{d}*" for d in world.out_of_domain), "average")
+        scale = results.scale
+        columns = (*(f"{d}†" for d in scale.in_domain), *(f"{d}*" for d in scale.out_of_domain), "average")
         arms = {arm: results.arm("search", arm) for arm in _arms(results, "search")}
-        policies = {kind: results.base(kind, "search") for kind in POLICIES}
-        rows = [_score_row(POLICIES[kind], found, metric, results.datasets) for kind, found in policies.items()]
+        public = {name: found.label for name, found in scale.checkpoints.items() if found.experiment == "search"}
+        labels = {kind: label for kind, label in (POLICIES | public).items() if kind != "clean" or scale.warm_start}
+        rows = [_score_row(label, results.base(kind, "search"), metric, results.datasets)
+                for kind, label in labels.items()]
         rows += [_score_row(arm, found, metric, results.datasets) for arm, found in arms.items()]
         return Table(name, f"{words} on the test sets (Table 2)", (
             Block("Ours", "arm", columns, mark_best(rows, among=list(arms)), "seeds, runs"),
@@ -108,7 +104,9 @@ def _table5(results: Results, reported: Reported) -> Table:
     shown = {POLICIES[kind]: results.base(kind, "two_turn") for kind in ("base", "clean")} | arms
     trained = results.scale.experiments["two_turn"].train_on if "two_turn" in results.scale.experiments else ()
     blocks = []
-    for title, datasets in (("in-domain", trained), ("out-of-domain", results.scale.world.out_of_domain)):
+    evaluated = results.scale.evaluated("two_turn") if trained else ()
+    others = tuple(d for d in results.scale.out_of_domain if d in evaluated)
+    for title, datasets in (("in-domain", trained), ("out-of-domain", others))[:1 + bool(others)]:
         rows = [_metrics_row(label, found, _TABLE5, datasets) for label, found in shown.items()]
         blocks.append(Block(f"Ours, {title} ({', '.join(datasets)})", "arm", columns, mark_best(rows, among=list(arms)),
                             "seeds, runs"))
@@ -135,7 +133,7 @@ def _one_call(results: Results) -> tuple[str, ...]:
 def _summary(results: Results, reported: Reported) -> Table:
     arms = {arm: results.arm("search", arm) for arm in _arms(results, "search")}
     best = arms.get("MT-PPO")
-    world = results.scale.world
+    scale = results.scale
     columns = ("exact match, IQM", "in-domain", "out-of-domain", "F1", "retrieval", "searches", "collapsed seeds",
                "chance that MT-PPO is better")
     rows = []
@@ -147,10 +145,10 @@ def _summary(results: Results, reported: Reported) -> Table:
         better = Cell(text="-") if best is None or arm == "MT-PPO" else Cell(
             statistics.probability_of_improvement(best.final("answer_correct", results.datasets), everything), digits=2)
         rows.append(Row(arm, (
-            Cell(statistics.iqm(everything)), _mean(found, "answer_correct", world.in_domain),
-            _mean(found, "answer_correct", world.out_of_domain), _mean(found, "f1", results.datasets),
+            Cell(statistics.iqm(everything)), _mean(found, "answer_correct", scale.in_domain),
+            _mean(found, "answer_correct", scale.out_of_domain), _mean(found, "f1", results.datasets),
             _mean(found, "retrieval_correct", results.datasets), _mean(found, "searches", results.datasets, digits=2),
-            Cell(text=_collapsed(found, world.in_domain)), better), _remark(found)))
+            Cell(text=_collapsed(found, scale.in_domain)), better), _remark(found)))
     return Table("search_summary", "The six arms of search in other numbers", (
         Block("Ours", "arm", columns, tuple(rows), "seeds, runs"),), (
         "IQM: interquartile mean over seeds; the chance is over pairs of runs and data sets, ties counted half",
@@ -273,6 +271,8 @@ def _settings(scale: Scale, arm: str) -> str:
 
 
 def _collapsed(found: ArmRuns, datasets: Sequence[str]) -> str:
+    if found.metrics.empty:
+        return "?"
     return f"{int(collapsed(found, 'answer_correct', datasets).sum())} of {len(found.seeds)}"
 
 

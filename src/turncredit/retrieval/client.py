@@ -5,19 +5,22 @@ A server that is dead, slow or wrong is a ``RetrieverError``, never an empty lis
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from turncredit.errors import RetrieverError
 from turncredit.retrieval.corpus import Passage
 from turncredit.retrieval.query import clean_query
 from turncredit.transcript import Document
 
+_GROWING = wait_exponential(multiplier=0.1, max=5)
+_LONGEST_S = 30.0  # that a server may ask a client to wait
 _CACHED = 200_000  # answers kept; the oldest goes first
 
 
@@ -43,12 +46,13 @@ class Counts:
 
 
 class RetrieverClient:
-    """A ``Retriever`` over HTTP; close it, or use it in a ``with``.
+    """A ``Retriever`` over HTTP, for several threads at once; close it, or use it in a ``with``.
 
     Args:
         url: of the server, without the path: "http://127.0.0.1:8000".
         timeout_s: of one attempt.
-        retries: further attempts after a failed one, with growing pauses of at most 5 s.
+        retries: further attempts after a failed one, with growing pauses of at most 5 s, or as long as the server
+            asks for (``Retry-After``, at most 30 s).
         index_sha256: identity that the server must have; None for a foreign server without /health.
         max_query_tokens: whitespace words of a query that are sent; the rest is cut and counted.
         transport: what carries the requests; None is the network.
@@ -64,8 +68,9 @@ class RetrieverClient:
         self._index = index_sha256
         self._max_query_tokens = max_query_tokens
         self._cache: dict[tuple[str | None, int, str], tuple[Document, ...]] = {}
+        self._lock = threading.Lock()  # of counts and cache: episodes search beside one another
         self._retrying = Retrying(stop=stop_after_attempt(retries + 1), retry=retry_if_exception(_transient),
-                                  wait=wait_exponential(multiplier=0.1, max=5), reraise=True)
+                                  wait=_pause, reraise=True)
         self._http = httpx.Client(base_url=self.url, timeout=timeout_s, trust_env=False,
                                   transport=transport)
         if index_sha256 is not None:
@@ -82,16 +87,19 @@ class RetrieverClient:
         """See ``Retriever``. All queries that are not cached go in one request, each once."""
         cleaned = [clean_query(query, self._max_query_tokens) for query in queries]
         keys = [(self._index, top_k, query) for query, _ in cleaned]
-        missing = list(dict.fromkeys(key for key in keys if key not in self._cache))
-        found = dict(zip(missing, self._retrieve([query for *_, query in missing], top_k), strict=True))
-        self.counts.asked += len(queries)
-        self.counts.cached += len(queries) - len(missing)
-        self.counts.cut += sum(was_cut for _, was_cut in cleaned)
-        answers = [list(found[key] if key in found else self._cache[key]) for key in keys]
-        self._cache.update(found)
-        while len(self._cache) > _CACHED:
-            del self._cache[next(iter(self._cache))]
-        return answers
+        with self._lock:
+            found = {key: self._cache[key] for key in keys if key in self._cache}
+        missing = list(dict.fromkeys(key for key in keys if key not in found))
+        new = dict(zip(missing, self._retrieve([query for *_, query in missing], top_k), strict=True))
+        found |= new
+        with self._lock:
+            self.counts.asked += len(queries)
+            self.counts.cached += len(queries) - len(missing)
+            self.counts.cut += sum(was_cut for _, was_cut in cleaned)
+            self._cache.update(new)
+            while len(self._cache) > _CACHED:
+                del self._cache[next(iter(self._cache))]
+        return [list(found[key]) for key in keys]
 
     def close(self) -> None:
         """Close the connections."""
@@ -134,6 +142,13 @@ class RetrieverClient:
 
     def _attempt(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         return self._http.request(method, path, json=body).raise_for_status().json()
+
+
+def _pause(state: RetryCallState) -> float:
+    """Seconds before the next attempt."""
+    error = state.outcome.exception() if state.outcome else None
+    asked = error.response.headers.get("Retry-After", "") if isinstance(error, httpx.HTTPStatusError) else ""
+    return max(_GROWING(state), min(float(asked), _LONGEST_S) if asked.isdecimal() else 0.0)
 
 
 def _transient(error: BaseException) -> bool:

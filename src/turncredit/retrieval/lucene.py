@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import shutil
 import subprocess
@@ -13,37 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
-
-from turncredit.closed import Closed
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import sha256, write_text
 from turncredit.retrieval import java
 from turncredit.retrieval.corpus import Passage, parse_passage, read_corpus
+from turncredit.retrieval.manifest import REBUILD, LuceneManifest, read_manifest
 
 _STORED = 100_000  # passages that a searcher remembers
-_REBUILD = "build it again: snakemake index"
 
 
-class IndexManifest(Closed):
-    """``index.json``: what an index holds and how it ranks; written last, so it vouches for all."""
-
-    sha256: str  # of the corpus file
-    documents: int = Field(ge=1)
-    k1: float
-    b: float
-    engine: str
-    size_bytes: int
-    seconds: float
-
-    @property
-    def index_sha256(self) -> str:
-        """The identity of a ranking: equal corpus, parameters and engine rank alike."""
-        identity = json.dumps([self.sha256, self.k1, self.b, self.engine])
-        return hashlib.sha256(identity.encode()).hexdigest()
-
-
-def build_index(corpus: Path, index_dir: Path, *, k1: float, b: float, heap: str = "512m") -> IndexManifest:
+def build_index(corpus: Path, index_dir: Path, *, k1: float, b: float, heap: str = "512m") -> LuceneManifest:
     """Index a corpus into ``index_dir/lucene`` and write ``index_dir/index.json``.
 
     The Lucene files do not depend on ``k1`` and ``b``: those are applied when a query is scored.
@@ -73,7 +50,7 @@ def build_index(corpus: Path, index_dir: Path, *, k1: float, b: float, heap: str
     except OSError as error:
         raise DataError(f"{index_dir}: cannot be written: {error.strerror}",
                         "free some space or choose another place") from error
-    manifest = IndexManifest(
+    manifest = LuceneManifest(
         sha256=sha256(corpus), documents=documents, k1=k1, b=b, engine=java.engine(),
         size_bytes=sum(file.stat().st_size for file in target.iterdir()),
         seconds=round(time.perf_counter() - started, 3))
@@ -92,23 +69,8 @@ def _run_indexer(corpus_dir: Path, lucene_dir: Path, heap: str) -> int:
     counted = re.search(r"\bindexed:\s+([\d,]+)", done.stdout)
     if done.returncode != 0 or counted is None:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise RetrieverError(f"Lucene's indexer failed with exit code {done.returncode}:\n{tail}", _REBUILD)
+        raise RetrieverError(f"Lucene's indexer failed with exit code {done.returncode}:\n{tail}", REBUILD)
     return int(counted[1].replace(",", ""))
-
-
-def read_manifest(index_dir: Path) -> IndexManifest:
-    """Read ``index.json``.
-
-    Raises:
-        DataError: no index here, or a manifest that is not one.
-    """
-    path = index_dir / "index.json"
-    try:
-        return IndexManifest.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: no finished index here ({error.strerror})", _REBUILD) from error
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not an index manifest: {error}", _REBUILD) from error
 
 
 class LuceneSearcher:
@@ -124,7 +86,10 @@ class LuceneSearcher:
     """
 
     def __init__(self, index_dir: Path, *, threads: int = 2, heap: str = "512m") -> None:
-        self.manifest = read_manifest(index_dir)
+        manifest = read_manifest(index_dir)
+        if not isinstance(manifest, LuceneManifest):
+            raise DataError(f"{index_dir}: holds no Lucene index", REBUILD)
+        self.manifest = manifest
         self._threads = threads
         self._stored: dict[str, Passage] = {}
         autoclass = java.start_jvm(heap)
@@ -134,10 +99,10 @@ class LuceneSearcher:
             documents = self._searcher.get_total_num_docs()
         except Exception as error:  # pyjnius has one exception for all of Java's
             raise DataError(f"{index_dir / 'lucene'}: Lucene cannot open it: {str(error).splitlines()[0]}",
-                            _REBUILD) from None
+                            REBUILD) from None
         if documents != self.manifest.documents:
             raise DataError(f"{index_dir / 'lucene'}: {documents} passages, but index.json tells of "
-                            f"{self.manifest.documents}", _REBUILD)
+                            f"{self.manifest.documents}", REBUILD)
         self._searcher.set_bm25(self.manifest.k1, self.manifest.b)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Passage, float]]]:

@@ -1,4 +1,4 @@
-"""The retrieval server: Search-R1's ``POST /retrieve`` in a process of its own, and ``GET /health``.
+"""The retrieval server: Search-R1's ``POST /retrieve`` in a process of its own, ``GET /health`` and ``GET /metrics``.
 
 Started by ``service.retriever``, or by hand: ``python -m turncredit.retrieval.server INDEX --port 8000``.
 """
@@ -11,26 +11,29 @@ import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
+from turncredit.equipment import RetrieverConfig, ServerConfig
 from turncredit.errors import RetrieverError, TurncreditError
+from turncredit.retrieval.batching import Batcher, QueueFull, Search
 from turncredit.retrieval.corpus import Passage
-from turncredit.retrieval.leases import Address, ServerDir
+from turncredit.retrieval.leases import Address, server_dir
+from turncredit.retrieval.manifest import FaissManifest, read_manifest
+from turncredit.retrieval.metrics import Metrics
 from turncredit.retrieval.query import clean_query
 
-Search = Callable[[Sequence[str], int], list[list[tuple[Passage, float]]]]
-
+_CONFIG = ServerConfig()
 _DEFAULT_TOPK = 3
 _MAX_WORDS = 256  # of a query, whoever asks
 _SWEEP_S = 1.0
+_RETRY_S = 1  # when a refused request may come back
 
 
 class Ask(BaseModel):
@@ -41,39 +44,38 @@ class Ask(BaseModel):
     return_scores: bool = False
 
 
-@dataclass
-class Counts:
-    """What a server did so far."""
-
-    queries: int = 0
-    cut: int = 0  # queries longer than the server takes
-
-
 def make_app(search: Search, index_sha256: str, documents: int,
-             lifespan: Callable[[FastAPI], Any] | None = None) -> FastAPI:
+             lifespan: Callable[[FastAPI], Any] | None = None, config: ServerConfig = _CONFIG) -> FastAPI:
     """The protocol over any ``search(queries, k)``, which is called from one thread only.
 
     ``POST /retrieve`` answers ``{"result": [hits of query 1, ...]}``, a hit being
-    ``{"document": {"id", "contents"}, "score"}``, or the document alone without ``return_scores``.
-    ``GET /health`` tells the index and the counts.
+    ``{"document": {"id", "contents"}, "score"}``, or the document alone without ``return_scores``; or 503 with
+    ``Retry-After`` (seconds) where too many queries wait. ``GET /health`` tells the index and the counts,
+    ``GET /metrics`` all counts in Prometheus's text format.
     """
     app = FastAPI(lifespan=lifespan)
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
-    counts = Counts()
+    metrics = Metrics()
+    batcher = Batcher(search, config, metrics)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
         return {"index_sha256": index_sha256, "documents": documents, "pid": os.getpid(),
-                "queries": counts.queries, "cut": counts.cut}
+                "queries": metrics.queries, "cut": metrics.cut, "waiting": metrics.waiting}
+
+    @app.get("/metrics")
+    async def numbers() -> PlainTextResponse:
+        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.post("/retrieve")
     async def retrieve(ask: Ask) -> dict[str, Any]:
         cleaned = [clean_query(query, _MAX_WORDS) for query in ask.queries]
-        counts.queries += len(cleaned)
-        counts.cut += sum(was_cut for _, was_cut in cleaned)
         topk = _DEFAULT_TOPK if ask.topk is None else ask.topk
-        found = await asyncio.get_running_loop().run_in_executor(
-            thread, search, [query for query, _ in cleaned], topk)
+        try:
+            found = await batcher.ask([query for query, _ in cleaned], topk)
+        except QueueFull:
+            raise HTTPException(503, f"{metrics.waiting} queries wait", {"Retry-After": str(_RETRY_S)}) from None
+        metrics.queries += len(cleaned)
+        metrics.cut += sum(was_cut for _, was_cut in cleaned)
         return {"result": [[_hit(passage, score, ask.return_scores) for passage, score in hits] for hits in found]}
 
     return app
@@ -103,23 +105,33 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def serve(index_dir: Path, *, host: str = "127.0.0.1", port: int = 0, threads: int = 2, heap: str = "512m",
+def serve(index_dir: Path, config: RetrieverConfig, *, host: str | None = None, port: int = 0,
           linger_s: float | None = None) -> None:
     """Serve an index until told to stop, or until nobody holds a lease for ``linger_s`` seconds.
 
-    With ``linger_s`` the address is published next to the index (``leases.ServerDir``).
+    With ``linger_s`` the address is published next to the index (``leases.ServerDir``, or ``SharedServerDir`` where
+    the server is a job of its own). A job that finds another one serving the same index ends at once.
+
+    Args:
+        index_dir: holds ``index.json``.
+        config: the retriever; says how the index is searched, and where and how the server listens.
+        host: where it listens instead.
+        port: 0 takes a free one.
+        linger_s: see above.
 
     Raises:
         DataError: there is no sound index.
-        RetrieverError: the port is taken or Java is missing.
+        ConfigError: the configuration asks for another index.
+        RetrieverError: the port is taken, or Java or FAISS is missing.
     """
-    from turncredit.retrieval.lucene import LuceneSearcher
-
-    listening = bind(host, port)
-    searcher = LuceneSearcher(index_dir, threads=threads, heap=heap)
-    address = Address(url=f"http://{host}:{listening.getsockname()[1]}", pid=os.getpid(),
-                      index_sha256=searcher.manifest.index_sha256)
-    place = ServerDir(index_dir)
+    words = {"loopback": "127.0.0.1", "hostname": socket.gethostname()}
+    named = host or words.get(config.server.host, config.server.host)
+    listening = bind(named, port)
+    manifest = read_manifest(index_dir)
+    index_sha256 = manifest.served(config)
+    search = _open(index_dir, config)
+    address = Address(url=f"http://{named}:{listening.getsockname()[1]}", pid=os.getpid(), index_sha256=index_sha256)
+    place = server_dir(index_dir, config)
 
     async def end_when_unused(linger: float) -> None:
         used = asyncio.get_running_loop().time()
@@ -141,27 +153,54 @@ def serve(index_dir: Path, *, host: str = "127.0.0.1", port: int = 0, threads: i
         watch = asyncio.create_task(end_when_unused(linger_s))
         yield
         watch.cancel()
+        place.retract(address)
 
-    app = make_app(searcher.search, address.index_sha256, searcher.manifest.documents, lifespan)
+    app = make_app(search, index_sha256, manifest.documents, lifespan, config.server)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_keep_alive=600,
                                            timeout_graceful_shutdown=5))
     print(f"serving {index_dir} at {address.url}", flush=True)
     server.run(sockets=[listening])
 
 
+def _open(index_dir: Path, config: RetrieverConfig) -> Search:
+    """The index's search; libraries are loaded for its kind alone."""
+    if config.faiss is None:
+        from turncredit.retrieval.lucene import LuceneSearcher
+
+        return LuceneSearcher(index_dir, threads=config.server.threads, heap=config.server.heap).search
+    import torch
+
+    from turncredit.retrieval.dense import DenseSearcher, import_faiss
+    from turncredit.retrieval.encoder import Encoder
+
+    torch.set_num_threads(config.server.threads)
+    if config.faiss.index != "flat":
+        import_faiss().omp_set_num_threads(config.server.threads)
+    return DenseSearcher(index_dir, config.faiss, Encoder(config.faiss)).search
+
+
+def _as_built(index_dir: Path) -> RetrieverConfig:
+    """The settings that an index was built with."""
+    manifest = read_manifest(index_dir)
+    if isinstance(manifest, FaissManifest):
+        return RetrieverConfig(kind="faiss", faiss=manifest.settings)
+    return RetrieverConfig(k1=manifest.k1, b=manifest.b)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Serve a Lucene index behind Search-R1's /retrieve.")
+    parser = argparse.ArgumentParser(description="Serve an index behind Search-R1's /retrieve.")
     parser.add_argument("index_dir", type=Path)
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--config", type=RetrieverConfig.model_validate_json, default=None,
+                        help="the section `retriever` as JSON; without it, what the index was built with")
+    parser.add_argument("--host", default=None, help="instead of the configuration's")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--heap", default="512m", help="of Java, as in -Xmx")
     parser.add_argument("--linger-s", type=float, default=None,
                         help="end when nobody holds a lease for so long; without it, never")
     options = parser.parse_args(arguments)
     try:
-        serve(**vars(options))
+        serve(options.index_dir, options.config or _as_built(options.index_dir), host=options.host,
+              port=options.port, linger_s=options.linger_s)
     except TurncreditError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -1,4 +1,4 @@
-"""How many questions a step takes, so that every arm samples the same number of tokens."""
+"""How many questions a step takes, so that every arm samples as many tokens, or as many trajectories."""
 
 from __future__ import annotations
 
@@ -38,6 +38,23 @@ class TokenBudget:
         """The budget after a step that sampled ``tokens`` for ``questions``."""
         average = decay * self.tokens_per_question + (1 - decay) * tokens / questions
         return replace(self, tokens_per_question=average, steps=self.steps + 1, spent=self.spent + tokens)
+
+
+def questions_of(trajectories: int | None, branching: Sequence[int], budget: TokenBudget, most: int) -> int:
+    """Questions of the next step, 1 to ``most``.
+
+    Args:
+        trajectories: of a step, counting each leaf of a tree; None: as many tokens as ``budget`` says.
+        branching: actions sampled from each state, for every turn.
+        budget: the token budget.
+        most: the size of an epoch.
+
+    >>> [questions_of(512, b, TokenBudget(1, 1.0), 1000) for b in ((1, 1, 1), (5, 1, 1), (3, 3, 1))]
+    [512, 102, 57]
+    """
+    if trajectories is None:
+        return budget.questions(most)
+    return min(max(round(trajectories / math.prod(branching)), 1), most)
 
 
 def tokens_per_question(branching: Sequence[int], transcripts: Sequence[Transcript]) -> float:

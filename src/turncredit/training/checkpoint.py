@@ -12,42 +12,55 @@ from typing import Any
 
 from turncredit.errors import CheckpointError, DataError
 from turncredit.files import disk_error, sha256, sync
+from turncredit.training.processes import ALONE, Processes
 
 CONTENTS = "contents.json"
 _TEMPORARY = ".saving-"
 _log = logging.getLogger(__name__)
 
 
-def save(root: Path, step: int, identity: str, write: Callable[[Path], None], keep: int = 2) -> Path:
+def save(root: Path, step: int, identity: str, write: Callable[[Path], None], keep: int = 2,
+         processes: Processes = ALONE) -> Path:
     """Make ``root/step-{step}``, whole or not at all, and remove all but the newest ``keep``.
+
+    All processes of a run come here together. The folder is one that all of them see.
 
     Args:
         root: the run's checkpoint folder.
         step: training steps done.
         identity: digest of all that the run is made of; only a run with the same one resumes here.
-        write: puts the files into the (temporary) folder that it is given.
+        write: puts the files into the (temporary) folder that it is given; on every process.
         keep: how many checkpoints stay.
+        processes: the first of them makes, checks and renames the folder.
 
     Raises:
         DataError: the disk is full or the place is not writable; the checkpoints before stay.
     """
     try:
-        return _save(root, step, identity, write, keep)
+        temporary = processes.once(lambda: _fresh(root, step))
+        processes.together(lambda: write(temporary))
+        return processes.once(lambda: _finish(root, temporary, step, identity, keep))
     except Exception as error:
         if (reason := disk_error(error)) is None:
             raise
         raise DataError(f"{root}: checkpoint {step} cannot be saved: {reason}",
                         "free some space; the checkpoints before are kept") from error
     finally:
-        _sweep(root)
+        if processes.first:
+            _sweep(root)
 
 
-def _save(root: Path, step: int, identity: str, write: Callable[[Path], None], keep: int) -> Path:
+def _fresh(root: Path, step: int) -> Path:
+    """A new folder to write into."""
     root.mkdir(parents=True, exist_ok=True)
     _sweep(root)
     temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}step-{step}.", dir=root))
     temporary.chmod(0o755)
-    write(temporary)
+    return temporary
+
+
+def _finish(root: Path, temporary: Path, step: int, identity: str, keep: int) -> Path:
+    """List what was written, have the disk hold it, and give it its name."""
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     contents = {"step": step, "identity": identity,
                 "files": {path.relative_to(temporary).as_posix(): sha256(path) for path in files}}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from turncredit.config import FLAWS, Flaw
+from turncredit.materials import FLAWS, Flaw
 from turncredit.policy.chat import Codec
 from turncredit.retrieval.client import Retriever
 from turncredit.tasks.base import Environment, Message, Task

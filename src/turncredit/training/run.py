@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,25 +15,27 @@ import pandas as pd
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from turncredit.config import RetrieverConfig, RunConfig
+from turncredit.config import RunConfig
 from turncredit.credit import make_estimator
+from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError
 from turncredit.evaluation import Bench, Decoding, evaluate, evaluation_ids
 from turncredit.files import atomic, sha256
 from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
 from turncredit.retrieval.client import Retriever
 from turncredit.retrieval.service import retriever
 from turncredit.rewards import make_reward
 from turncredit.tasks import make_task
 from turncredit.training import checkpoint
-from turncredit.training.interrupt import StoppableEngine, StopRequest
+from turncredit.training.interrupt import StopRequest, stoppable
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
+from turncredit.training.processes import Processes
 from turncredit.training.trainer import Progress, Trainer
 from turncredit.world.build import checked, recorded
 from turncredit.world.questions import Question, read_questions
@@ -61,7 +64,7 @@ class RunPaths:
         """The layout of the clone at ``root``."""
         run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
         policy = root / "policy" / config.scale / "base" / config.task.name
-        return cls(root / "data" / config.scale, root / "index" / config.scale, policy,
+        return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
                    root / "results" / run, root / "checkpoints" / run)
 
     @property
@@ -71,54 +74,71 @@ class RunPaths:
 
 
 def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:
-    """Train one run to its end, from its newest checkpoint if there is one.
+    """Train one run to its end, from its newest checkpoint if there is one; by one process or by many together.
 
     Leaves ``checkpoints/final`` (a Hugging Face folder) and then, as the last act, metrics.csv and
     manifest.json in the run's folder: a killed run leaves nothing there that looks finished.
 
     Raises:
-        RunLockedError: another process writes this run.
+        ConfigError: another number of processes runs than ``launch.processes`` says.
+        RunLockedError: another run writes here.
         DataError: a data file is missing, altered or empty.
         CheckpointError: there are checkpoints, but all are damaged.
         Interrupted: SIGTERM or SIGUSR1 arrived; the state is saved.
         NonFiniteError: training diverged.
         RetrieverError: the retriever cannot be reached.
+        ProcessError: another process of this run failed; all of them end.
     """
     _settle(config)
     with ExitStack() as held:
-        held.enter_context(run_lock(paths.checkpoints))
+        processes = Processes.join(config.launch.processes, config.device)
+        processes.once(lambda: held.enter_context(run_lock(paths.checkpoints)))
         stop = held.enter_context(StopRequest().listening())
-        pool, validation, test = (read_split(paths.data, split, config.train_on if split != "test" else None)
-                                  for split in ("train", "validation", "test"))
-        made_of = _inputs(paths)
+        pool, validation, test = processes.each(lambda: [
+            read_split(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
+            for split in ("train", "validation", "test")])
+        made_of = processes.once(lambda: _inputs(paths))
         identity = _identity(config, retriever_config, made_of)
-        found = checkpoint.newest(paths.checkpoints, identity)
+        found = processes.once(lambda: checkpoint.newest(paths.checkpoints, identity))
         progress = Progress(started=now()) if found is None else Progress.load(found)
         if found is not None:
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
         codec = Codec.load(paths.policy)
         estimator = make_estimator(config.algorithm, config.training)
-        policy = load_policy(paths.policy if found is None else found / "policy", config.device)
+        start = paths.policy if found is None else found / "policy"
+        where = config.device if processes.count == 1 else "cpu"  # whole models may not fit the GPU of a part
+        policy = load_policy(start, where)
         learner = Learner(
             policy, Critic(policy) if estimator.uses_critic else None,
-            load_policy(paths.policy, config.device) if config.training.kl_coefficient else None,
-            config.training, config.device)
+            load_policy(paths.policy, where) if config.training.kl_coefficient else None,
+            config.training, config.device, config.launch, processes)
         if found is not None:
             learner.load(found)
         manifest = _manifest(config, made_of, test)
-        write_manifest(paths.checkpoints / "manifest.json", {**manifest, **_course(progress, None)})
+        running = {**manifest, **_course(progress, None)}
+        processes.once(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
-        search = held.enter_context(retriever(paths.index, retriever_config))
-        engine = StoppableEngine(HFEngine(learner.policy, codec), stop)
-        bench = make_bench(config, engine, search, codec)
-        trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop)
+        search = processes.each(lambda: held.enter_context(retriever(paths.index, retriever_config)))
+        engine = processes.each(lambda: held.enter_context(make_engine(
+            config.engine, codec, policy=paths.policy,
+            model=lambda: load_policy(start, config.device) if learner.layout.shards else learner.policy,
+            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
+            folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
+        bench = make_bench(config, stoppable(engine, stop), search, codec)
+        trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
+                          processes)
         progress = trainer.train(progress)
 
-        save_policy(learner.accelerator.unwrap_model(learner.policy), paths.final_policy, codec.tokenizer)
+        weights = learner.collect()
         manifest |= _course(progress, now())
-        write_manifest(paths.checkpoints / "manifest.json", manifest)
-        write_metrics(progress.rows, paths.run / "metrics.csv")
-        write_manifest(paths.run / "manifest.json", manifest)
+
+        def finish() -> None:
+            save_policy(learner.policy, paths.final_policy, codec.tokenizer, weights)
+            write_manifest(paths.checkpoints / "manifest.json", manifest)
+            write_metrics(progress.rows, paths.run / "metrics.csv")
+            write_manifest(paths.run / "manifest.json", manifest)
+        processes.once(finish)
 
 
 def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverConfig, *, data: Path, index: Path,
@@ -140,11 +160,16 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
         RetrieverError: the retriever cannot be reached.
     """
     _settle(config)
-    questions = read_split(data, "test", None)
+    questions = read_split(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
-    engine = HFEngine(load_policy(policy, config.device), codec)
+    # A process of its own, on one GPU, where nobody trains.
+    beside = config.engine.model_copy(update={"placement": "colocate", "tensor_parallel": 1})
     with ExitStack() as held:
+        engine = held.enter_context(make_engine(
+            beside, codec, policy=policy, model=lambda: load_policy(policy, config.device),
+            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
+            folder=output.parent))
         search = None if closed_book else held.enter_context(retriever(index, retriever_config))
         bench = make_bench(config, engine, search, codec)
         bench = bench.closed_book() if closed_book else bench

@@ -1,7 +1,9 @@
 """The training loop: questions to rollouts to credit to an update to a metrics row. Algorithm-blind.
 
 All state is in ``Progress`` and the ``Learner``; everything else is a pure function of the run's
-configuration, so a resumed run goes on bit for bit where it stopped.
+configuration, so a resumed run goes on bit for bit where it stopped. Several processes go through it
+side by side: each plays its share of the questions and knows the whole batch, so that all of them
+have the same ``Progress``; the first one writes.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from turncredit.evaluation import Bench, Episode
 from turncredit.losses import kl_k3
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
-from turncredit.training.budget import TokenBudget, tokens_per_question
+from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.metrics import Row, training_columns, validation_columns, write_metrics
 from turncredit.training.monitor import collapse_flags
+from turncredit.training.processes import ALONE, Processes
 from turncredit.training.seeding import START, Cursor, digest, draw
 from turncredit.world.questions import Question
 
@@ -84,6 +87,7 @@ class Trainer:
         folder: checkpoints and the live metrics.csv.
         identity: digest of all that the run is made of (see ``checkpoint.save``).
         stop: asked at safe places whether to end.
+        processes: who shares rollouts and updates.
     """
 
     config: RunConfig
@@ -95,6 +99,7 @@ class Trainer:
     folder: Path
     identity: str
     stop: StopRequest
+    processes: Processes = ALONE
 
     def train(self, progress: Progress) -> Progress:
         """Go on from ``progress`` to the last step; a row and, where due, a checkpoint a step.
@@ -103,6 +108,7 @@ class Trainer:
             Interrupted: a signal arrived; the state is saved. A rollout is given up between two
                 turns, an update is always finished.
             NonFiniteError: see ``Learner.update``; the last checkpoint stays as it is.
+            ProcessError: another process of the run failed.
         """
         settings = self.config.training
         before, started = progress.wall_s, time.perf_counter()
@@ -110,20 +116,21 @@ class Trainer:
         def timed(progress: Progress) -> Progress:
             return replace(progress, wall_s=before + time.perf_counter() - started)
 
-        with _ProgressBar(settings.steps, progress.step) as bar:
+        self._hand_weights(progress.step)
+        with _ProgressBar(settings.steps, progress.step, shown=self.processes.first) as bar:
             try:
                 while True:
                     progress = self._validated(progress)
                     progress = self._finished_row(timed(progress))
-                    write_metrics(progress.rows, self.folder / "metrics.csv")
+                    self._write_metrics(progress)
                     bar.show(progress)
                     done = progress.step == settings.steps
                     if done or (progress.step and progress.step % settings.checkpoint_every == 0):
                         self._save(progress)
                     if done:
                         return progress
-                    self.stop.check()
-                    progress = self._step(progress)
+                    self.stop.check(self.processes)
+                    progress = self.step(progress)
             except Interrupted as interrupted:
                 path = self._save(timed(progress))
                 raise Interrupted(f"{interrupted.message}; saved {path}", interrupted.remedy) from None
@@ -131,8 +138,19 @@ class Trainer:
     def _save(self, progress: Progress) -> Path:
         def write(folder: Path) -> None:
             self.learner.save(folder)
-            progress.save(folder)
-        return checkpoint.save(self.folder, progress.step, self.identity, write)
+            if self.processes.first:
+                progress.save(folder)
+        return checkpoint.save(self.folder, progress.step, self.identity, write, processes=self.processes)
+
+    def _write_metrics(self, progress: Progress) -> None:
+        self.processes.once(lambda: write_metrics(progress.rows, self.folder / "metrics.csv"))
+
+    def _hand_weights(self, version: int) -> None:
+        """Have the engine sample from the learner's weights."""
+        weights = self.learner.weights()
+        self.bench.engine.update_weights(weights, version)
+        for _ in weights:  # what the engine did not look at: all processes gather each weight together
+            pass
 
     def _validated(self, progress: Progress) -> Progress:
         """Validate greedily where it is due: before training, every n steps and at the end."""
@@ -141,7 +159,7 @@ class Trainer:
         row: Row = dict(progress.rows[-1]) if progress.rows else {"step": 0}
         if not due or any(name.startswith("validation_") for name in row):
             return progress
-        episodes = self.bench.chains(self.validation)
+        episodes = self.processes.spread(self.validation, self.bench.chains)
         self.bench.engine.reset_prefix_cache()  # the next rollout starts from the same engine state as after a resume
         row |= validation_columns(episodes, self.config.train_on)
         return replace(progress, rows=(*progress.rows[:-1], row),
@@ -158,16 +176,18 @@ class Trainer:
         row = progress.rows[-1] | {"wall_s": round(progress.wall_s, 3), "collapse": ";".join(flags)}
         return replace(progress, rows=(*progress.rows[:-1], row))
 
-    def _step(self, progress: Progress) -> Progress:
+    def step(self, progress: Progress) -> Progress:
         """One training step; ``progress`` and the weights change together, after the update."""
         config, step, clock = self.config, progress.step, [time.perf_counter()]
         assert progress.budget is not None  # the validation before training has set it
-        chosen, cursor = draw(progress.cursor, progress.budget.questions(len(self.pool)), len(self.pool), config.seed)
-        questions = [self.pool[i] for i in chosen]
         branching = self.estimator.branching(config.task.max_turns)
-        groups = self.bench.play(
-            questions, branching, temperature=config.training.temperature,
-            seed_of=lambda question, path: digest(config.seed, step, question, *path))
+        count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
+        chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
+        questions = [self.pool[i] for i in chosen]
+        groups = self.processes.spread(questions, lambda mine: self.bench.play(
+            mine, branching, temperature=config.training.temperature,
+            seed_of=lambda question, path: digest(config.seed, step, question, *path)))
+        self.bench.engine.sleep()
         clock.append(time.perf_counter())
 
         episodes = self.bench.score(questions, groups, branching)
@@ -180,11 +200,11 @@ class Trainer:
             old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=value_N)
         clock.append(time.perf_counter())
 
-        self.stop.check()  # the last place where the step can be given up
+        self.stop.check(self.processes)  # the last place where the step can be given up
         report = self.learner.update(
             batch, credit, step=step, seed=config.seed, kl_in_loss=not self.estimator.kl_in_reward,
             reference_logprob_N=reference_N, old_value_N=value_N)
-        self.bench.engine.reset_prefix_cache()
+        self._hand_weights(step + 1)
         clock.append(time.perf_counter())
 
         seconds = [round(later - earlier, 4) for earlier, later in pairwise(clock)]
@@ -197,11 +217,11 @@ class Trainer:
 
 
 class _ProgressBar:
-    """A bar on a terminal; elsewhere a line every ten steps and at the end."""
+    """A bar on a terminal; elsewhere a line every ten steps and at the end. One process of a run shows it."""
 
-    def __init__(self, steps: int, done: int) -> None:
-        self._steps = steps
-        self._bar = tqdm(total=steps, initial=done, unit="step", disable=not sys.stderr.isatty())
+    def __init__(self, steps: int, done: int, *, shown: bool) -> None:
+        self._steps, self._shown = steps, shown
+        self._bar = tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()))
 
     def __enter__(self) -> _ProgressBar:
         return self
@@ -211,6 +231,8 @@ class _ProgressBar:
 
     def show(self, progress: Progress) -> None:
         """Show the last row."""
+        if not self._shown:
+            return
         row = progress.rows[-1]
         names = {"reward": "reward_total", "EM": "answer_correct", "format": "format_correct", "turns": "turns_mean"}
         shown = {short: f"{value:.3f}" for short, name in names.items() if isinstance(value := row.get(name), float)}

@@ -18,10 +18,11 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from turncredit.config import FLAWS, PolicyConfig, Scale, TaskConfig, WarmStartConfig
+from turncredit.config import Scale, TaskConfig
 from turncredit.credit import Row
 from turncredit.errors import DataError
 from turncredit.files import atomic_folder
+from turncredit.materials import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.policy.chat import Codec, load_tokenizer, train_tokenizer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.retrieval.corpus import read_corpus
@@ -71,7 +72,7 @@ def make_renamer(data: Path) -> Renamer:
 
 def make_clean(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
     """Train the clean policy, from random weights or a given policy's, on clean demonstrations of every task."""
-    codec, config = Codec.load(tokenizer), scale.warm_start
+    codec, config = Codec.load(tokenizer), scale.made_start()
     given = scale.policy.path_or_id
     model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
     tasks = list({e.task.name: e.task for e in reversed(scale.experiments.values())}.values())  # the first of a name
@@ -82,7 +83,7 @@ def make_clean(scale: Scale, data: Path, index: Path, tokenizer: Path, output: P
 
 def make_base(scale: Scale, task: TaskConfig, data: Path, index: Path, clean: Path, output: Path) -> None:
     """Give the clean policy the bad habits of a task's flawed demonstrations."""
-    codec, config = Codec.load(clean), scale.warm_start
+    codec, config = Codec.load(clean), scale.made_start()
     model = load_policy(clean)
     rows = demonstration_rows(scale, [task], data, index, codec, flawed=True)
     imitate(model, rows, config, steps=config.flawed_steps, learning_rate=config.flawed_learning_rate)
@@ -159,7 +160,7 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
         DataError: a file of the world is missing or altered, or has no question that a task fits.
         RetrieverError: the retriever cannot be reached.
     """
-    config = scale.warm_start
+    config = scale.made_start()
     means = config.flaws if flawed else dict.fromkeys(FLAWS, 0.0)
     renamer = make_renamer(data)
     demonstrations: list[Demonstration] = []

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from turncredit.config import WorldConfig
 from turncredit.errors import DataError
 from turncredit.files import atomic, sha256, write_text
+from turncredit.materials import WorldConfig
 from turncredit.world.facts import load_facts
 from turncredit.world.passages import corpus_cities, make_passages
 from turncredit.world.questions import SPLITS, Question, Split, make_questions, write_questions

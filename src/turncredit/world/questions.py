@@ -219,7 +219,8 @@ def read_questions(path: Path) -> list[Question]:
         DataError: the file is missing, or a line is malformed, or an id stands twice; names file:line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8", newline="\n") as file:  # a text may hold other line ends
+            lines = list(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: {error}", "make it again: snakemake data") from error
     questions: list[Question] = []

@@ -1,0 +1,146 @@
+"""Texts as vectors, in the way of E5: a prefix, a transformer, the mean over tokens, length 1."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from turncredit.data.fetch import read_record
+from turncredit.data.sources import load_registry
+from turncredit.equipment import FaissConfig
+from turncredit.errors import CheckpointError, ConfigError, DataError, NonFiniteError, nearest
+
+Vectors_N_D = NDArray[np.float32]
+
+
+class Encoder:
+    """A transformer that encodes queries and passages.
+
+    A text's vector depends on the texts beside it by rounding alone (about 1e-7 in float32).
+
+    Args:
+        config: names the encoder (a folder or a hub id) and says how it is used.
+        root: the clone, whose ``config/sources.yaml`` may name the encoder.
+
+    Raises:
+        CheckpointError: the folder holds no encoder, or lacks some of its weights.
+        DataError: the hub id cannot be fetched.
+    """
+
+    def __init__(self, config: FaissConfig, root: Path = Path()) -> None:
+        self.config = config
+        self._device = torch.device(config.device)
+        self._tokenizer, model = _load(*locate(config.encoder, root))
+        self._padding = int(self._tokenizer.pad_token_id)
+        self.dimension = int(model.config.hidden_size)
+        self.identity = _identity(model, self._tokenizer, config)
+        self._model = model.to(self._device, getattr(torch, config.precision)).eval()
+
+    def queries(self, texts: Sequence[str]) -> Vectors_N_D:
+        """Vectors [N, D] of queries, in order."""
+        return self._encode(texts, self.config.query_prefix, self.config.max_query_tokens)
+
+    def passages(self, texts: Sequence[str]) -> Vectors_N_D:
+        """Vectors [N, D] of passages' contents, in order."""
+        return self._encode(texts, self.config.passage_prefix, self.config.max_passage_tokens)
+
+    def _encode(self, texts: Sequence[str], prefix: str, limit: int) -> Vectors_N_D:
+        encoded_N_D = np.empty((len(texts), self.dimension), dtype=np.float32)
+        if not texts:
+            return encoded_N_D
+        ids_N: list[list[int]] = self._tokenizer(
+            [prefix + text for text in texts], truncation=True, max_length=limit)["input_ids"]
+        by_length = sorted(range(len(texts)), key=lambda n: len(ids_N[n]))  # little padding in a batch
+        for start in range(0, len(texts), self.config.batch):
+            rows = by_length[start:start + self.config.batch]
+            encoded_N_D[rows] = self._batch([ids_N[n] for n in rows])
+        return encoded_N_D
+
+    @torch.inference_mode()
+    def _batch(self, ids_B: list[list[int]]) -> Vectors_N_D:
+        width = max(map(len, ids_B))
+        padded_B_T = torch.tensor([ids + [self._padding] * (width - len(ids)) for ids in ids_B], device=self._device)
+        real_B_T = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in ids_B], device=self._device)
+        hidden_B_T_H: Tensor = self._model(input_ids=padded_B_T, attention_mask=real_B_T).last_hidden_state
+        pooled_B_H = pool(hidden_B_T_H.float(), real_B_T, self.config.pooling)
+        if self.config.normalize:
+            pooled_B_H = torch.nn.functional.normalize(pooled_B_H, dim=-1)
+        if not bool(torch.isfinite(pooled_B_H).all()):
+            raise NonFiniteError(f"{self.config.encoder}: a vector is not finite in {self.config.precision}",
+                                 "set retriever.faiss.precision: float32")
+        vectors: Vectors_N_D = pooled_B_H.cpu().numpy()
+        return vectors
+
+
+def pool(hidden_B_T_H: Tensor, attention_B_T: Tensor, pooling: str) -> Tensor:
+    """One vector [B, H] a text: the mean over its real tokens, special ones included, or the first token's.
+
+    >>> pool(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]]), "mean")
+    tensor([[2.]])
+    """
+    if pooling == "cls":
+        return hidden_B_T_H[:, 0]
+    weight_B_T_1 = attention_B_T.unsqueeze(-1).to(hidden_B_T_H.dtype)
+    return (hidden_B_T_H * weight_B_T_1).sum(1) / weight_B_T_1.sum(1)
+
+
+def locate(encoder: str, root: Path) -> tuple[str, str | None]:
+    """Where an encoder is, and its revision: a folder; what was fetched of ``config/sources.yaml``, by its name
+    or hub id; or a hub id as it is.
+
+    Raises:
+        ConfigError: the name is none of these.
+    """
+    if Path(encoder).is_dir():
+        return encoder, None
+    sources = load_registry(root).sources if (root / "config" / "sources.yaml").exists() else {}
+    for name, source in sources.items():
+        if encoder in (name, source.repository):
+            record = Path(load_registry(root).downloads, name)
+            kept = read_record(record).get("folder") if record.is_dir() else None
+            return (kept, None) if kept else (source.repository, source.revision)
+    if encoder.count("/") != 1:
+        raise ConfigError(f"retriever.faiss.encoder = {encoder!r}: no folder, source or hub id",
+                          f"{nearest(encoder, sources)}, or a folder that holds one")
+    return encoder, None
+
+
+def _load(path_or_id: str, revision: str | None) -> tuple[Any, Any]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path_or_id, revision=revision)
+        model, report = AutoModel.from_pretrained(path_or_id, revision=revision, dtype=torch.float32,
+                                                  output_loading_info=True)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(f"{path_or_id}: no encoder there: {first}",
+                        "fetch it (snakemake fetch), or name a folder that holds it") from error
+    absent = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))  # BERT's, unused here
+    if absent := absent + sorted(str(key) for key in report["mismatched_keys"]):
+        raise CheckpointError(f"{path_or_id}: weights are missing or misshapen: {', '.join(absent[:3])}",
+                              "fetch it again: snakemake fetch")
+    return tokenizer, model
+
+
+def _identity(model: Any, tokenizer: Any, config: FaissConfig) -> str:
+    """sha256 of what decides a vector: weights, vocabulary and how both are used; not where they were found."""
+    ignored = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+    shape = {key: value for key, value in model.config.to_dict().items() if key not in ignored}
+    used = config.model_dump(include={"pooling", "normalize", "query_prefix", "passage_prefix", "max_query_tokens",
+                                      "max_passage_tokens"})
+    digest = hashlib.sha256(json.dumps([type(model).__name__, shape, used], sort_keys=True, default=str).encode())
+    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    for name, weight in sorted(model.state_dict().items()):
+        if not name.startswith("pooler."):
+            digest.update(f"{name}{list(weight.shape)}".encode())
+            digest.update(memoryview(weight.detach().contiguous().cpu().numpy()).cast("B"))
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""A cluster of this machine, and clones whose jobs run on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import ACCOUNT, QOS, Cluster, running, why_not
+from tests.workflow.conftest import Clone, make_clone
+
+# Asks for GPUs where the profile would not, since scale smoke runs on a CPU.
+SITE = f"""
+account: {ACCOUNT}
+qos: {QOS}
+partition: cpu
+gpu_partition: gpu
+gpu_model: fake
+max_runtime: 600
+warning_s: 20
+status_command: sacct
+needs:
+  train: {{gpu: 2, runtime: 100}}
+  evaluate: {{gpu: 1}}
+"""
+FRESH = ("--config", "scale=smoke", "runs=fresh")
+
+
+@dataclass(frozen=True)
+class SlurmClone:
+    """A clone on a cluster."""
+
+    clone: Clone
+    cluster: Cluster
+
+    @property
+    def root(self) -> Path:
+        return self.clone.root
+
+    @property
+    def log(self) -> Path:
+        """What the last call of Snakemake printed."""
+        return self.root / "snakemake.log"
+
+    @contextmanager
+    def snakemake(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """`snakemake --profile slurm ARGUMENTS` while the block runs; it is interrupted if it has not ended then."""
+        command = [sys.executable, "-m", "snakemake", "--profile", "slurm", *arguments,
+                   "--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "20"]
+        with self.log.open("w") as log, subprocess.Popen(
+                command, cwd=self.root, text=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=os.environ | self.cluster.environment | {"OMP_NUM_THREADS": "1"}) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+                    process.wait(timeout=120)
+
+    def finish(self, *arguments: str, timeout_s: float = 3600) -> str:
+        """A call that must succeed; what it printed."""
+        with self.snakemake(*arguments) as process:
+            assert process.wait(timeout=timeout_s) == 0, self.log.read_text()
+        return self.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    if (reason := why_not()):
+        pytest.skip(reason)
+    with running() as cluster:
+        yield cluster
+
+
+def on(cluster: Cluster, root: Path) -> SlurmClone:
+    """A new clone at ``root``, for that cluster."""
+    clone = make_clone(root)
+    (root / "profiles" / "slurm" / "site.yaml").write_text(SITE)
+    return SlurmClone(clone, cluster)
+
+
+@pytest.fixture(scope="session")
+def finished(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClone]:
+    """A clone in which the whole of scale smoke was made on the cluster, in one call."""
+    made = on(cluster, tmp_path_factory.mktemp("slurm") / "clone")
+    made.finish("all", *FRESH)
+    yield made
+    shutil.rmtree(made.root)
+
+
+def copied(finished: SlurmClone, root: Path, *, without: Sequence[str] = ()) -> SlurmClone:
+    """A copy of a finished clone, times and all, ``without`` some of what was made."""
+    shutil.copytree(finished.root, root, symlinks=True, ignore=shutil.ignore_patterns("server", *without))
+    return SlurmClone(Clone(root), finished.cluster)

@@ -1,0 +1,163 @@
+"""Runs made elsewhere: what is brought in is whole, of the right questions, and keeps its origin in every page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from tests import synthetic_runs as synthetic
+from turncredit import cli
+from turncredit.config import RunConfig, Scale
+from turncredit.errors import ConfigError, DataError
+from turncredit.reporting.audit import audit
+from turncredit.reporting.imported import import_run, imported_run
+from turncredit.reporting.reported import read_reported
+from turncredit.reporting.runs import collect, read_folders
+from turncredit.reporting.scores import Results
+from turncredit.reporting.tables import tabulate
+
+ROOT = Path(__file__).parents[2]
+SCALE = synthetic.scale(2)
+CONFIG = SCALE.run("search", "MT-PPO", 1)
+WHEN = "2026-01-01T00:00:00+00:00"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder as its maker has it."""
+    return synthetic.write_run(tmp_path / "theirs", CONFIG, SCALE)
+
+
+def bring(run: Path, root: Path, config: RunConfig = CONFIG, scale: Scale = SCALE, label: str = "a friend's cluster",
+          questions: list[tuple[str, str]] | None = None) -> Path:
+    return import_run(run, config, scale, label, root, questions, WHEN)
+
+
+def asked(run: Path) -> list[tuple[str, str]]:
+    cells = pd.read_csv(run / "evaluation.csv", dtype=str)
+    return list(zip(cells["dataset"], cells["question_id"], strict=True))
+
+
+def manifest(run: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((run / "manifest.json").read_text())
+    return found
+
+
+def test_a_run_comes_in_with_its_bytes_and_says_what_was_checked(run: Path, tmp_path: Path) -> None:
+    brought = bring(run, tmp_path, questions=asked(run))
+    assert brought == tmp_path / "results/imported/mini/search/MT-PPO/seed-1"
+    for name in ("metrics.csv", "evaluation.csv"):
+        assert (brought / name).read_bytes() == (run / name).read_bytes()
+    origin = manifest(brought)["origin"]
+    assert isinstance(origin, dict)
+    assert origin["manifest"] == manifest(run)
+    assert (origin["label"], origin["settings"], origin["questions"]) == ("a friend's cluster", "the same", "the same")
+    (run / "manifest.json").unlink()
+    shutil.rmtree(brought)
+    origin = manifest(bring(run, tmp_path))["origin"]
+    assert isinstance(origin, dict)
+    assert (origin["settings"], origin["questions"]) == ("as declared, not checked", "not compared")
+
+
+def collected(tmp_path: Path, brought: Path) -> Results:
+    mine = synthetic.write_run(tmp_path / "mine", SCALE.run("search", "MT-PPO", 0), SCALE)
+    other = synthetic.write_run(tmp_path / "mine", SCALE.run("search", "PPO-OR", 0), SCALE)
+    collect("search", [mine, other, brought], tmp_path / "results/mini/search", SCALE)
+    return Results(SCALE, read_folders([tmp_path / "results/mini/search"], SCALE))
+
+
+def test_its_origin_stands_beside_every_number(run: Path, tmp_path: Path) -> None:
+    found = collected(tmp_path, bring(run, tmp_path))
+    arm, own = found.arm("search", "MT-PPO"), found.arm("search", "PPO-OR")
+    assert arm is not None
+    assert own is not None
+    assert arm.source == "fresh (1 of 2 seeds), imported: a friend's cluster (1 of 2 seeds)"
+    assert own.source == "fresh"
+    reported = read_reported(ROOT / "paper_tables/reported")
+    entries = {entry.id: entry for entry in audit(found.runs, SCALE, reported)}
+    assert "imported: a friend's cluster" in entries["t2-mt-ppo-nq-answer-correct"].runs
+    table = tabulate("table2_answer", found.runs, SCALE, reported)
+    row = next(row for row in table.blocks[0].rows if row.label == "MT-PPO")
+    assert "imported: a friend's cluster" in row.remark
+
+
+def test_a_run_without_metrics_counts_in_scores_and_in_no_curve(run: Path, tmp_path: Path) -> None:
+    (run / "metrics.csv").unlink()
+    (run / "manifest.json").unlink()
+    found = collected(tmp_path, bring(run, tmp_path))
+    arm = found.arm("search", "MT-PPO")
+    assert arm is not None
+    assert arm.seeds == (0, 1)
+    assert set(arm.metrics["seed"]) == {0}
+    only = synthetic.write_run(tmp_path / "only", SCALE.run("search", "MT-PPO", 0), SCALE)
+    (only / "metrics.csv").unlink()
+    (only / "manifest.json").unlink()
+    alone = bring(only, tmp_path / "elsewhere", SCALE.run("search", "MT-PPO", 0))
+    collect("search", [alone], tmp_path / "alone/search", SCALE)
+    runs = read_folders([tmp_path / "alone/search"], SCALE)
+    entries = audit(runs, SCALE, read_reported(ROOT / "paper_tables/reported"))
+    notes = {entry.id: entry.note for entry in entries}
+    assert "no metrics of training" in notes["8a"] or "no runs of ablation" in notes["8a"]
+    assert next(e for e in entries if e.id == "t2-mt-ppo-nq-answer-correct").ours is not None
+
+
+def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, tmp_path: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = tmp_path / "checkpoint"
+    theirs.mkdir()
+    (theirs / "config.json").write_text("{}")
+    (theirs / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(DataError, match="snakemake data"):
+        bring(theirs, tmp_path)
+    brought = bring(theirs, tmp_path, questions=asked(run))
+    assert (brought / "policy/model.safetensors").read_bytes() == b"weights"
+    assert not (brought / "evaluation.csv").exists()
+    played = []
+    monkeypatch.setattr("turncredit.training.run.evaluate_run",
+                        lambda policy, *_, output, **__: played.append((policy, output)))
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    done = CliRunner().invoke(cli.app, ["evaluate", "--scale", "mini", "--experiment", "search", "--arm", "MT-PPO",
+                                        "--seed", "1", "--root", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert played == [(brought / "policy", brought / "evaluation.csv")]
+
+
+def without(column: str, run: Path) -> None:
+    path = run / "evaluation.csv"
+    pd.read_csv(path, dtype=str, keep_default_na=False).drop(columns=column).to_csv(path, index=False)
+
+
+@pytest.mark.parametrize(("damage", "says"), [
+    (lambda run: without("stop_reason", run), "'stop_reason' is missing"),
+    (lambda run: (run / "metrics.csv").write_text("step\n0\n"), "column 'wall_s' is missing"),
+    (lambda run: (run / "evaluation.csv").write_text(
+        (run / "evaluation.csv").read_text().replace("\nchain,", "\nchains,")), "no greedy episodes of 'chain'"),
+    (lambda run: (run / "evaluation.csv").unlink(), "neither evaluation.csv nor a checkpoint"),
+    (lambda run: (run / "manifest.json").write_text("{"), "cannot be read"),
+    (lambda run: (run / "manifest.json").write_text((run / "manifest.json").read_text().replace(
+        '"learning_rate": 0.0003', '"learning_rate": 0.0004')), "not the hash of its config"),
+])
+def test_what_is_no_such_run_is_refused(run: Path, tmp_path: Path, damage: object, says: str) -> None:
+    assert callable(damage)
+    damage(run)
+    with pytest.raises(DataError, match=says):
+        bring(run, tmp_path)
+    assert not imported_run(tmp_path, CONFIG).exists()
+
+
+def test_other_questions_another_arm_and_a_second_run_are_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not evaluated on the test questions here"):
+        bring(run, tmp_path, questions=asked(run)[1:])
+    with pytest.raises(DataError, match="is of search/MT-PPO/seed-1"):
+        bring(run, tmp_path, SCALE.run("search", "MT-PPO", 0))
+    for label in ("", " ", "a;b"):
+        with pytest.raises(ConfigError, match="--label"):
+            bring(run, tmp_path, label=label)
+    bring(run, tmp_path)
+    with pytest.raises(DataError, match="there is such a run already"):
+        bring(run, tmp_path)

@@ -1,0 +1,180 @@
+"""Episodes at their own pace are the episodes of the batch, and nobody waits for another's search."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tests.engines import OneByOne
+from tests.policies import codec, model
+from tests.unit.test_rollout import ANSWER, SEARCH, Retriever, Talk, config, questions, seed_of
+from turncredit.errors import RetrieverError
+from turncredit.policy.chat import Codec
+from turncredit.policy.engine import Sample
+from turncredit.policy.engine_hf import HFEngine
+from turncredit.rollout import asynchronous, episode
+from turncredit.tasks import make_task
+from turncredit.transcript import Document, Group, TurnStop
+
+
+@dataclass
+class Script:
+    """Searches in every first turn and answers in the second; notes when each question's turns begin."""
+
+    codec: Codec
+    events: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+
+    async def sample(self, context: Sequence[int], **request: object) -> Sample:
+        said = self.codec.decode(context)
+        name = said.split("Kenya ")[1][0]
+        first = "<information>" not in said
+        self.events.append(f"{name}: {'search' if first else 'answer'}")
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cancelled.append(name)
+            raise
+        ids = self.codec.encode_observation((SEARCH if first else ANSWER).replace("of Kenya", f"of Kenya {name}"))
+        return Sample(ids, (-1.0,) * len(ids), TurnStop.TAG, weight_version=7)
+
+
+@dataclass
+class Gate:
+    """A retriever whose search for one question ends when it is told to; all others at once."""
+
+    slow: str
+    events: list[str]
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+    until: int = 10**9  # events after which it opens by itself
+
+    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        [query] = queries
+        if query.strip().endswith(self.slow):
+            while len(self.events) < self.until:
+                await asyncio.sleep(0)
+            self.events.append(f"{self.slow}: found")
+        return [[Document("1", "Kenya", "Nairobi is the capital")]]
+
+
+def play(engine: object, retriever: object, count: int, *, branching: Sequence[int] = (1, 1, 1)) -> list[Group]:
+    return asyncio.run(asynchronous.rollout_async(
+        questions(count), make_task(config()), engine, retriever, codec(), branching=branching, seed_of=seed_of,
+        temperature=1.0))
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("branching", [(3, 1, 1), (2, 2, 1)])
+def test_the_groups_are_those_of_the_batched_rollout(branching: tuple[int, ...], greedy: bool) -> None:
+    settings = config(max_turn_tokens=8, max_context_tokens=200)
+    engine, found = HFEngine(model(), codec()), []
+    for play_all, player in ((episode.rollout, engine), (asynchronous.rollout, OneByOne(engine))):
+        engine.reset_prefix_cache()
+        found.append(play_all(questions(3), make_task(settings), player, Retriever(), codec(), branching=branching,
+                              seed_of=None if greedy else seed_of, temperature=1.0))
+    batched, paced = found
+    for left, right in zip(batched, paced, strict=True):
+        assert left.node_L_K == right.node_L_K
+        for a, b in zip(left.transcripts, right.transcripts, strict=True):
+            assert (a.ids, a.loss_mask, a.stop) == (b.ids, b.loss_mask, b.stop)
+            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)  # rounding of another batch
+
+
+def test_searches_and_answers_are_those_of_the_batched_rollout() -> None:
+    """Scripted turns that search: observations, overflow and stop reasons too, equal to the last field."""
+    class Batch:
+        def generate(self, contexts: Sequence[Sequence[int]], *, seeds: object, **request: object) -> list[Sample]:
+            async def all_of_them() -> list[Sample]:
+                return [await script.sample(context) for context in contexts]
+            return asyncio.run(all_of_them())
+
+    script = Script(codec())
+    for settings in (config(), config(max_context_tokens=150), config(max_turns=2)):
+        branching = (2, *(1,) * (settings.max_turns - 1))
+        rest = {"branching": branching, "seed_of": seed_of, "temperature": 1.0}
+        task = make_task(settings)
+        batched = episode.rollout(questions(3), task, Batch(), Retriever(), codec(), **rest)
+        assert asynchronous.rollout(questions(3), task, script, Retriever(), codec(), **rest) == batched
+        assert {turn.weight_version for group in batched for turn in group.turns} == {7}
+
+
+def test_a_slow_search_of_one_episode_lets_all_others_end() -> None:
+    script = Script(codec())
+    gate = Gate("0", script.events, until=2 * 4 - 1)  # all events but the slow episode's answer
+    play(script, gate, 4)
+    assert script.events[-2:] == ["0: found", "0: answer"]
+    assert {f"{name}: answer" for name in "123"} < set(script.events)
+
+
+def test_a_search_in_a_thread_holds_up_nobody() -> None:
+    """The synchronous client in a pool: the slow search is let go by another episode's last turn."""
+    done = threading.Event()
+
+    class Client:
+        def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+            if queries[0].strip().endswith("0"):
+                assert done.wait(30)
+            return [[Document("1", "Kenya", "Nairobi")]]
+
+    class Watched(Script):
+        async def sample(self, context: Sequence[int], **request: object) -> Sample:
+            one = await super().sample(context, **request)
+            if self.events.count("1: answer"):
+                done.set()
+            return one
+
+    script = Watched(codec())
+    asynchronous.rollout(questions(2), make_task(config()), script, Client(), codec(), branching=(1, 1, 1),
+                         seed_of=seed_of, temperature=1.0)
+    assert script.events.index("1: answer") < script.events.index("0: answer")
+
+
+def test_a_failed_search_ends_the_rollout_and_the_turns_in_progress() -> None:
+    class Dead:
+        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+            raise RetrieverError("no answer", "start it")
+
+    class Endless(Script):
+        async def sample(self, context: Sequence[int], **request: object) -> Sample:
+            if "Kenya 1" in self.codec.decode(context):
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    self.cancelled.append("1")
+                    raise
+            return await super().sample(context, **request)
+
+    script = Endless(codec())
+    with pytest.raises(RetrieverError):
+        play(script, Dead(), 2)
+    assert script.cancelled == ["1"]
+
+
+def test_no_retriever_is_an_error_where_a_turn_asks() -> None:
+    with pytest.raises(ValueError, match="asks for a retriever"):
+        play(Script(codec()), None, 1)
+
+
+def test_an_environment_that_never_ends_is_an_error() -> None:
+    class Endless(Talk):
+        def start(self, question: object, count_tokens: object, cut: object) -> Talk:
+            return Talk(-9)
+
+    class Says:
+        async def sample(self, context: Sequence[int], **request: object) -> Sample:
+            return Sample((5,), (-1.0,), TurnStop.TAG)
+
+    with pytest.raises(ValueError, match="goes on after the last"):
+        asynchronous.rollout(questions(1), Endless(), Says(), None, codec(), branching=(1, 1), seed_of=None,
+                             temperature=1.0)
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    asked = questions(2)
+    asynchronous.rollout(asked, make_task(config()), Script(codec()), Retriever(), codec(), branching=(1, 1, 1),
+                         seed_of=seed_of, temperature=1.0)
+    assert asked == [replace(question) for question in questions(2)]
