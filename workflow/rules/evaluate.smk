@@ -4,7 +4,7 @@
 rule evaluate:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, w.experiment),
+        lambda w: indexes(w.scale, run_of(w).experiment),
         policy=rules.train.output.policy,
     output:
         "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
@@ -28,7 +28,7 @@ rule evaluate:
 rule evaluate_imported:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, w.experiment),
+        lambda w: indexes(w.scale, run_of(w).experiment),
         policy="results/imported/{scale}/{experiment}/{arm}/seed-{seed}/policy",
     output:
         "results/imported/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",

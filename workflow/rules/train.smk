@@ -6,7 +6,7 @@
 rule train:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, w.experiment),
+        lambda w: indexes(w.scale, run_of(w).experiment),
         base=lambda w: f"policy/{w.scale}/base/{run_of(w).task.name}",
     output:
         metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
