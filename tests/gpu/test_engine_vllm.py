@@ -196,6 +196,16 @@ def test_a_full_window_is_used_to_its_last_token_and_not_beyond(place: Place) ->
         sample(place.engine, given, max_tokens=9)
 
 
+def test_seeded_turns_whose_contexts_do_not_fit_one_pass_together(place: Place) -> None:
+    engine = place.holds(policy_model(place.codec))
+    size = len(place.codec.tokenizer)
+    contexts = [[(n * 37 + t * t) % size for t in range(WINDOW - 8)] for n in range(64)]
+    samples = engine.generate(contexts, seeds=list(range(64)), max_tokens=4, temperature=1.0, stop_tags=())
+    assert [sample.ids for sample in samples] == [
+        engine.generate([context], seeds=[n], max_tokens=4, temperature=1.0, stop_tags=())[0].ids
+        for n, context in enumerate(contexts)]
+
+
 def test_a_policy_that_reads_text_alone_refuses_images(place: Place) -> None:
     with pytest.raises(ConfigError):
         place.engine.generate([(5, 6)], seeds=None, max_tokens=2, temperature=1.0, stop_tags=(),

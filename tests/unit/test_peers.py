@@ -65,8 +65,9 @@ def test_our_steps_are_the_training_loops_and_leave_the_policy_as_it_is(paths: R
 
 def test_a_window_too_short_for_the_episodes_is_named(paths: RunPaths) -> None:
     config = small_run.config("chains")
-    with pytest.raises(ConfigError, match=r"max_context_tokens = 160"):
-        Setting.of(cases(12)[1], config, paths)
+    task = config.task.model_copy(update={"max_context_tokens": 90})
+    with pytest.raises(ConfigError, match=r"max_context_tokens = 90: episodes of up to 1\d\d tokens"):
+        Setting.of(cases(5)[1], config.model_copy(update={"task": task}), paths)
 
 
 # Programs of other environments --------------------------------------------------------------------
@@ -105,16 +106,21 @@ def test_a_program_that_fails_ends_the_benchmark_with_its_last_words(tmp_path: P
         peers.measured_by(python(tmp_path, "echo losses 1 and 2 >&2; exit 3"), tmp_path, "mini", 3, 1)
 
 
-def test_a_program_prints_its_numbers_and_nothing_else(
-        monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def measure(root: Path, scale: str, repeats: int) -> list[Measured]:
-        print("a library's remark")
-        return [Measured(str(root), scale, "n", repeats)]
-
-    monkeypatch.setattr(sys, "argv", ["program", "/clone", "mini", "3"])
-    peers.answer(measure)
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ('[["/clone", "mini", "n", 3]]', "a library's remark\n")
+def test_a_program_prints_its_numbers_and_nothing_else() -> None:
+    program = """
+import subprocess
+from turncredit.benchmark import peers
+from turncredit.benchmark.measured import Measured
+def measure(root, scale, repeats):
+    print("a library's remark")
+    subprocess.run(["echo", "its child's"], check=True)
+    return [Measured(str(root), scale, "n", repeats)]
+peers.answer(measure)
+"""
+    done = subprocess.run([sys.executable, "-c", program, "/clone", "mini", "3"], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=True)
+    assert done.stdout == '[["/clone", "mini", "n", 3]]'
+    assert sorted(done.stderr.splitlines()) == ["a library's remark", "its child's"]
 
 
 def test_spread_is_the_quartiles() -> None:

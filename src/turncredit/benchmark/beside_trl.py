@@ -39,12 +39,12 @@ from turncredit.benchmark.peers import answer
 from turncredit.config import RunConfig, load_scale
 from turncredit.credit import make_estimator, rows_of
 from turncredit.policy.model import load_policy
-from turncredit.tasks import make_task
 from turncredit.training.batch import Batch
 from turncredit.training.run import RunPaths
 from turncredit.training.seeding import digest
 
 WARM_UP = 1
+ROWS = 4  # of one of TRL's forward passes: where it was fastest, of 4, 8, 16 and 64
 BETA = 0.04  # of the KL term, where losses are compared
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute (losses are of the size of 1), and relative
 # Tokens as ours: what the policy says ends with its own tag, and a tool's message stands inside its turn. TRL
@@ -117,8 +117,6 @@ def make_trainer(setting: Setting, folder: Path, steps: int, *, rows: int, beta:
     task, training = setting.config.task, setting.config.training
     model = load_policy(setting.policy, "cpu")
     model.generation_config.eos_token_id = list(setting.end_ids)
-    plain = make_task(task)
-    prompts = [plain.start(question, len, lambda text, _: text).prompt() for question in setting.questions]
     arguments = GRPOConfig(
         str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=steps, seed=0,
         # one optimiser step a batch, on policy
@@ -132,8 +130,8 @@ def make_trainer(setting: Setting, folder: Path, steps: int, *, rows: int, beta:
         learning_rate=training.learning_rate, lr_scheduler_type="constant", weight_decay=0.0,
         adam_beta1=training.adam_beta1, adam_beta2=training.adam_beta2, max_grad_norm=training.max_grad_norm,
         report_to=[], logging_strategy="no", save_strategy="no", disable_tqdm=True)
-    return TimedTrainer(model, args=arguments, train_dataset=Dataset.from_list([{"prompt": p} for p in prompts]),
-                        processing_class=setting.tokenizer, **interface)
+    return TimedTrainer(model, args=arguments, processing_class=setting.tokenizer,
+                        train_dataset=Dataset.from_list([{"prompt": one} for one in setting.prompts]), **interface)
 
 
 # The same loss -------------------------------------------------------------------------------------
@@ -244,7 +242,7 @@ def both_step(case: Case, config: RunConfig, paths: RunPaths, pairs: int) -> lis
         interface["tools"] = [search]
         hear_a_search_in_every_turn(setting.tokenizer)
     with TemporaryDirectory() as folder:
-        trainer = make_trainer(setting, Path(folder), WARM_UP + pairs, rows=rows_at_once(setting), **interface)
+        trainer = make_trainer(setting, Path(folder), WARM_UP + pairs, rows=ROWS, **interface)
         trainer.train()
     check_episodes(setting, trainer)
     return list(in_numbers(case.name, spent[WARM_UP:]))
@@ -257,17 +255,10 @@ def hear_a_search_in_every_turn(tokenizer: Any) -> None:
     tokenizer.parse_response = lambda ids, **_: {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
-def rows_at_once(setting: Setting) -> int:
-    """Rows of a forward pass of TRL: as many as our micro-batches hold, as far as they divide the batch."""
-    length = setting.most_tokens + 16
-    return max(n for n in range(1, QUESTIONS * GROUP + 1)
-               if QUESTIONS * GROUP % n == 0 and (n == 1 or n * length <= setting.config.training.micro_batch_tokens))
-
-
 def check_episodes(setting: Setting, trainer: TimedTrainer) -> None:
     """Refuse episodes of TRL whose prompts or observations are not ours, token by token."""
-    codec, task = setting.codec, make_task(setting.config.task)
-    prompts = [codec.encode_prompt(task.start(q, codec.count, codec.cut).prompt()) for q in setting.questions]
+    codec = setting.codec
+    prompts = list(map(codec.encode_prompt, setting.prompts))
     shown = list(codec.encode_observation(setting.observation)) * (setting.case.turns - 1)
     masks = trainer.masks or [[1] * len(ids) for ids in trainer.completions]
     for ids, mask in zip(trainer.completions, masks, strict=True):

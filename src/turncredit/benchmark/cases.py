@@ -22,6 +22,8 @@ from turncredit.policy.chat import Codec, load_tokenizer
 from turncredit.policy.engine_hf import HFEngine
 from turncredit.policy.model import load_policy
 from turncredit.rewards.base import Rewards
+from turncredit.tasks import make_task
+from turncredit.tasks.base import Message
 from turncredit.tasks.passages import show
 from turncredit.tasks.search import RULES
 from turncredit.training.budget import TokenBudget
@@ -149,15 +151,22 @@ class Setting:
                                             "training": TrainingConfig.model_validate(settings)})
         made = cls(case, changed, paths.policy, read_split(paths.data, "train", config.train_on)[:QUESTIONS],
                    tokenizer, end_ids)
-        if made.most_tokens >= task.max_context_tokens - 64:
-            raise ConfigError(f"task.max_context_tokens = {task.max_context_tokens}: episodes of "
-                              f"{made.most_tokens} tokens behind their prompts are to be measured", "raise it")
+        most = max(map(len, map(made.codec.encode_prompt, made.prompts))) + made.most_tokens
+        if most > task.max_context_tokens:
+            raise ConfigError(f"task.max_context_tokens = {task.max_context_tokens}: episodes of up to {most} tokens "
+                              "are to be measured", "raise it")
         return made
 
     @property
     def codec(self) -> Codec:
         """Of the tokenizer."""
         return Codec(self.tokenizer)
+
+    @property
+    def prompts(self) -> list[list[Message]]:
+        """What each question's episodes begin with."""
+        codec, task = self.codec, make_task(self.config.task)
+        return [task.start(question, codec.count, codec.cut).prompt() for question in self.questions]
 
     @property
     def observation(self) -> str:

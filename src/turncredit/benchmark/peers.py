@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
@@ -43,8 +42,7 @@ def trl(python: Path) -> Peer:
 
 def vllm(python: Path) -> Peer:
     """vLLM's CPU build."""
-    return Peer("turns beside vLLM's CPU build", "turncredit.benchmark.beside_vllm", python, "make test-vllm",
-                {"VLLM_CPU_OMP_THREADS_BIND": "nobind"})  # else it takes all cores, whatever OMP_NUM_THREADS says
+    return Peer("turns beside vLLM's CPU build", "turncredit.benchmark.beside_vllm", python, "make test-vllm")
 
 
 def measured_by(peer: Peer, root: Path, scale: str, repeats: int, threads: int) -> list[Found]:
@@ -74,11 +72,15 @@ def measured_by(peer: Peer, root: Path, scale: str, repeats: int, threads: int) 
 
 
 def answer(measure: Callable[[Path, str, int], Iterable[Measured]]) -> None:
-    """Be a peer's program: measure what the arguments ask for and print it as JSON, and nothing else."""
+    """Be a peer's program: print as JSON what the arguments ask for, and nothing else.
+
+    What libraries and their child processes print meanwhile goes to standard error.
+    """
     root, scale, repeats = sys.argv[1:]
-    with redirect_stdout(sys.stderr):
-        found = [astuple(one) for one in measure(Path(root), scale, int(repeats))]
-    json.dump(found, sys.stdout)
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as printed:
+        os.dup2(2, 1)
+        json.dump([astuple(one) for one in measure(Path(root), scale, int(repeats))], printed)
 
 
 def _end(text: str, lines: int = 12) -> str:

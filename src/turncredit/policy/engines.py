@@ -24,6 +24,7 @@ from turncredit.policy.weight_folder import WeightFolder, wait_until
 
 Precision = Literal["float32", "bfloat16"]
 MEMORY = Path("/dev/shm")  # a file system in the host's memory
+CPU_BATCH_TOKENS = 4096  # of one pass of that build
 CPU_CACHE_BYTES = 2**28  # keys and values of vLLM's CPU build, which else takes a share of the machine
 
 
@@ -131,7 +132,9 @@ def engine_options(config: EngineConfig, policy: str | Path, *, window: int, dev
         "generation_config": "vllm",  # none of the model's own preferences
         "enable_prefix_caching": True, "disable_log_stats": True, "seed": 0}
     if device == "cpu":
-        return options | {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+        # a prompt that is cut into chunks would rewind its request's generator, which a CPU's cannot
+        return options | {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES,
+                          "enable_chunked_prefill": False, "max_num_batched_tokens": max(window, CPU_BATCH_TOKENS)}
     if config.placement == "server":
         return options | {"data_parallel_size": config.gpus // config.tensor_parallel}
     return options | {"enable_sleep_mode": config.sleep}
