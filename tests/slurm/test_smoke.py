@@ -9,8 +9,7 @@ import pytest
 
 from tests.slurm.cluster import ACCOUNT, QOS, Cluster
 from tests.slurm.conftest import FRESH, SlurmClone
-from turncredit.reporting.figures import FIGURES
-from turncredit.reporting.tables import TABLES
+from turncredit.reporting.pages import FIGURES, TABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(7200)]
 

@@ -12,7 +12,7 @@ import yte
 
 from turncredit.cluster import Amount, Site
 from turncredit.errors import ConfigError
-from turncredit.reporting.figures import FIGURES
+from turncredit.reporting.pages import FIGURES
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "profiles" / "slurm"

@@ -14,9 +14,10 @@ from matplotlib.text import Text
 from tests import synthetic_runs as synthetic
 from turncredit.config import ToolRewards
 from turncredit.errors import ConfigError
-from turncredit.reporting import statistics, style
+from turncredit.reporting import statistics, style, tables
 from turncredit.reporting.curves import EMA_DECAY
-from turncredit.reporting.figures import ALL_ARMS, COMPONENTS, FIGURES, draw
+from turncredit.reporting.figures import ALL_ARMS, BUILDERS, COMPONENTS, draw
+from turncredit.reporting.pages import FIGURES, TABLES
 from turncredit.reporting.scores import Results
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,11 @@ Drawn = dict[str, tuple[Figure, pd.DataFrame]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return synthetic.results(tmp_path_factory.mktemp("runs"), {**synthetic.ALL, "search": 2})
+
+
+def test_every_page_that_the_workflow_knows_has_a_builder_and_no_other() -> None:
+    assert list(BUILDERS) == list(FIGURES)
+    assert list(tables.BUILDERS) == list(TABLES)
 
 
 def words(figure: Figure) -> str:

@@ -11,11 +11,12 @@ import pytest
 from tests import synthetic_runs as synthetic
 from turncredit.config import Placement
 from turncredit.errors import ConfigError
+from turncredit.reporting.pages import TABLES
 from turncredit.reporting.render import Block, Cell, Row, Table, frame, latex, mark_best, markdown, save
 from turncredit.reporting.reported import Reported, read_reported
 from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
-from turncredit.reporting.tables import TABLES, contrasts, placement_arms, tabulate
+from turncredit.reporting.tables import contrasts, placement_arms, tabulate
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,7 @@ import pytest
 from tests.workflow.conftest import ROOT, Clone, make_clone
 from turncredit.config import RunConfig, Scale, load_scale
 from turncredit.data.sources import load_registry
-from turncredit.reporting.figures import FIGURES
-from turncredit.reporting.tables import TABLES
+from turncredit.reporting.pages import FIGURES, TABLES
 
 COMMAND = re.compile(r"turncredit train --scale paper --experiment (\S+) --arm (\S+) --seed (\d+)")
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, make_clone
-from turncredit.reporting.figures import FIGURES
-from turncredit.reporting.tables import TABLES
+from turncredit.reporting.pages import FIGURES, TABLES
 
 pytestmark = pytest.mark.xdist_group("reruns")
 FRESH = ("--config", "scale=smoke", "runs=fresh")

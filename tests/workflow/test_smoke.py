@@ -19,8 +19,7 @@ import pytest
 
 from tests.workflow.conftest import Clone, make_clone
 from turncredit.config import load_scale
-from turncredit.reporting.figures import FIGURES
-from turncredit.reporting.tables import TABLES
+from turncredit.reporting.pages import FIGURES, TABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smoke"), pytest.mark.timeout(2400)]
 SMOKE = ("--config", "scale=smoke", "runs=fresh")

@@ -11,8 +11,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 from turncredit.config import RunConfig, Scale, load_scale, scale_names
 from turncredit.errors import ConfigError, nearest
-from turncredit.reporting.figures import FIGURES
-from turncredit.reporting.tables import TABLES
+from turncredit.reporting.pages import FIGURES, TABLES
 
 # The `turncredit` of this very environment, also where the environment is not activated.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
@@ -183,7 +182,7 @@ def collected_files(scale: str, experiments) -> list[str]:
 
 def pages(scale: str, registry, of: str | None = None) -> list[str]:
     """Figures or tables for which a scale has the runs; of those, the ones that draw experiment ``of``."""
-    trained = {name: set(spec.experiments) - {"base"} for name, spec in registry.items()}
+    trained = {name: set(uses) - {"base"} for name, uses in registry.items()}
     return [name for name, used in trained.items() if (collected(scale, used) or not used) and of in {None, *used}]
 
 

@@ -1,13 +1,13 @@
 # Drawing reads collected runs, and the code that draws: editing that code redraws, and trains nothing.
 # One rule a figure, since each has a caption of its own in the report.
 
-for _name, _spec in FIGURES.items():
+for _name, _uses in FIGURES.items():
 
     rule:
         name:
             f"figure_{_name}"
         input:
-            runs=lambda w, uses=_spec.experiments: collected_files(w.scale, uses),
+            runs=lambda w, uses=_uses: collected_files(w.scale, uses),
             code=DRAWING,
         output:
             pdf=f"figures/{{scale}}/{_name}.pdf",
@@ -24,7 +24,7 @@ for _name, _spec in FIGURES.items():
             "../../envs/core.yaml"
         params:
             name=_name,
-            folders=lambda w, uses=_spec.experiments: collected(w.scale, uses),
+            folders=lambda w, uses=_uses: collected(w.scale, uses),
         message:
             "figure: {params.name} from {params.folders}"
         shell:

@@ -3,7 +3,7 @@
 
 rule table:
     input:
-        runs=lambda w: collected_files(w.scale, TABLES[w.name].experiments),
+        runs=lambda w: collected_files(w.scale, TABLES[w.name]),
         reported=REPORTED,
         code=DRAWING,
     output:
@@ -22,7 +22,7 @@ rule table:
     conda:
         "../../envs/core.yaml"
     params:
-        folders=lambda w: collected(w.scale, TABLES[w.name].experiments),
+        folders=lambda w: collected(w.scale, TABLES[w.name]),
     message:
         "table: {wildcards.name} from {params.folders}"
     shell:

@@ -18,9 +18,10 @@ from turncredit.config import Scale
 from turncredit.reporting import statistics
 from turncredit.reporting.claims import Comparison, claim_verdict, compare, tally
 from turncredit.reporting.comparable import differences
+from turncredit.reporting.pages import BASE
 from turncredit.reporting.render import number
 from turncredit.reporting.reported import Claim, Reported, Value
-from turncredit.reporting.runs import BASE, Runs
+from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import ArmRuns, Results, sources
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables import METRIC_WORDS

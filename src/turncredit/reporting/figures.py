@@ -1,9 +1,8 @@
-"""The paper's figures and ours: pure functions from results to a figure and its data, and a registry."""
+"""The paper's figures and ours: pure functions from results to a figure and its data, by their names in ``pages``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -29,17 +28,6 @@ COMPONENTS = {  # of the two-turn study, in the order of Fig. 9
 STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)"}
 
 
-@dataclass(frozen=True)
-class FigureSpec:
-    """A figure of the registry: the experiments that it reads and the function that builds it.
-
-    Its caption for the report is ``workflow/report/<name>.rst``.
-    """
-
-    experiments: tuple[str, ...]
-    build: Build
-
-
 def draw(name: str, runs: Mapping[str, Runs], scale: Scale) -> tuple[Figure, pd.DataFrame]:
     """Build the figure ``name`` and the data that it draws. A panel without runs says so.
 
@@ -47,9 +35,9 @@ def draw(name: str, runs: Mapping[str, Runs], scale: Scale) -> tuple[Figure, pd.
         ConfigError: no such figure.
         DataError: a column that the runs' files lack.
     """
-    if name not in FIGURES:
-        raise ConfigError(f"no figure {name!r}", nearest(name, FIGURES))
-    return FIGURES[name].build(Results(scale, runs))
+    if name not in BUILDERS:
+        raise ConfigError(f"no figure {name!r}", nearest(name, BUILDERS))
+    return BUILDERS[name](Results(scale, runs))
 
 
 def _rates(arms: tuple[str, ...], prefix: str, kind: Kind, title: str) -> Build:
@@ -93,27 +81,27 @@ def _train_on(results: Results, experiment: str) -> tuple[str, ...]:
 
 _ALL = tuple(COMPONENTS)
 
-FIGURES: dict[str, FigureSpec] = {
-    "fig1_tool_use": FigureSpec(("two_turn",), _components(
-        ("tool_execution", "exact_match"), GROUP, "ema", "Two-turn study: rewards during training (Fig. 1)")),
-    "fig3_training_dynamics": FigureSpec(("search",), _rates(
-        CRITIC, "", "smooth_sd", "Search: training with the critic baseline (Fig. 3)")),
-    "fig3_all_arms": FigureSpec(("search",), _rates(
-        ALL_ARMS, "", "smooth_sd", "Search: training of all six algorithms (Fig. 3, with the group baseline)")),
-    "fig4_ablations": FigureSpec(("ablation",), _ablations),
-    "fig5_validation": FigureSpec(("search",), _rates(
-        CRITIC, "validation_", "sd", "Search: validation with the critic baseline (Fig. 5)")),
-    "fig5_all_arms": FigureSpec(("search",), _rates(
+BUILDERS: dict[str, Build] = {  # which experiments each reads: pages.FIGURES
+    "fig1_tool_use": _components(
+        ("tool_execution", "exact_match"), GROUP, "ema", "Two-turn study: rewards during training (Fig. 1)"),
+    "fig3_training_dynamics": _rates(
+        CRITIC, "", "smooth_sd", "Search: training with the critic baseline (Fig. 3)"),
+    "fig3_all_arms": _rates(
+        ALL_ARMS, "", "smooth_sd", "Search: training of all six algorithms (Fig. 3, with the group baseline)"),
+    "fig4_ablations": _ablations,
+    "fig5_validation": _rates(
+        CRITIC, "validation_", "sd", "Search: validation with the critic baseline (Fig. 5)"),
+    "fig5_all_arms": _rates(
         ALL_ARMS, "validation_", "sd",
-        "Search: validation of all six algorithms (Fig. 5, with the group baseline)")),
-    "fig9_reward_components": FigureSpec(("two_turn",), _components(
-        _ALL, GROUP, "ema", "Two-turn study: the six reward components during training (Fig. 9)")),
-    "fig10_grpo_or": FigureSpec(("two_turn",), _components(
-        _ALL, ("GRPO-OR",), "minmax", "Two-turn study: reward components of GRPO-OR during training (Fig. 10)")),
-    "fig11_grpo_mr": FigureSpec(("two_turn",), _components(
-        _ALL, ("GRPO-MR",), "minmax", "Two-turn study: reward components of GRPO-MR during training (Fig. 11)")),
-    "fig12_mt_grpo": FigureSpec(("two_turn",), _components(
-        _ALL, ("MT-GRPO",), "minmax", "Two-turn study: reward components of MT-GRPO during training (Fig. 12)")),
-    "placement_effect": FigureSpec(("placement",), placement_effect),
-    "final_scores": FigureSpec(("search",), final_scores),
+        "Search: validation of all six algorithms (Fig. 5, with the group baseline)"),
+    "fig9_reward_components": _components(
+        _ALL, GROUP, "ema", "Two-turn study: the six reward components during training (Fig. 9)"),
+    "fig10_grpo_or": _components(
+        _ALL, ("GRPO-OR",), "minmax", "Two-turn study: reward components of GRPO-OR during training (Fig. 10)"),
+    "fig11_grpo_mr": _components(
+        _ALL, ("GRPO-MR",), "minmax", "Two-turn study: reward components of GRPO-MR during training (Fig. 11)"),
+    "fig12_mt_grpo": _components(
+        _ALL, ("MT-GRPO",), "minmax", "Two-turn study: reward components of MT-GRPO during training (Fig. 12)"),
+    "placement_effect": placement_effect,
+    "final_scores": final_scores,
 }

@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from turncredit.config import HOW, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
+from turncredit.reporting.pages import BASE
 from turncredit.reporting.schema import EVALUATION, METRICS, RUN, Schema, collected, read_cells, same_columns, typed
 
 Source = Literal["fresh", "shipped"]
-BASE = "base"  # the pseudo-experiment that holds the evaluations of the untrained policies
 
 _COLLECT = "collect the runs again"
 _RETRAIN = "remove the run's folder and train it again"

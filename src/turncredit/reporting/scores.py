@@ -10,7 +10,8 @@ import pandas as pd
 
 from turncredit.config import Scale
 from turncredit.errors import DataError, nearest
-from turncredit.reporting.runs import BASE, Runs, imported
+from turncredit.reporting.pages import BASE
+from turncredit.reporting.runs import Runs, imported
 from turncredit.reporting.statistics import Array
 from turncredit.transcript import StopReason
 

@@ -1,9 +1,8 @@
-"""The paper's tables and ours: pure functions from results to ``Table``, and a registry of them."""
+"""The paper's tables and ours: pure functions from results to ``Table``, by their names in ``pages``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from turncredit.config import Algorithm, Content, Placement, Scale, SearchRewards
 from turncredit.errors import ConfigError, nearest
@@ -12,9 +11,11 @@ from turncredit.reporting.claims import collapsed
 from turncredit.reporting.comparable import comparability
 from turncredit.reporting.render import NOT_REPORTED, NOT_RUN, Block, Cell, Row, Table, mark_best
 from turncredit.reporting.reported import Reported, Value
-from turncredit.reporting.runs import BASE, Runs
+from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import ArmRuns, Results, seed_counts, sources
 from turncredit.reporting.statistics import Estimate
+
+Build = Callable[[Results, Reported], Table]
 
 METRIC_WORDS = {
     "answer_correct": "exact match", "format_correct": "format", "retrieval_correct": "retrieval", "f1": "F1",
@@ -26,14 +27,6 @@ POLICIES = {"base": "base policy, untrained", "closed_book": "base policy, witho
 _TABLE5 = ("component_tool_execution", "component_search_answer", "component_xml_format", "component_exact_match")
 
 
-@dataclass(frozen=True)
-class TableSpec:
-    """A table of the registry: the experiments that it reads and the function that builds it."""
-
-    experiments: tuple[str, ...]
-    build: Callable[[Results, Reported], Table]
-
-
 def tabulate(name: str, runs: Mapping[str, Runs], scale: Scale, reported: Reported) -> Table:
     """Build the table ``name``. What was not run is shown as not run.
 
@@ -41,9 +34,9 @@ def tabulate(name: str, runs: Mapping[str, Runs], scale: Scale, reported: Report
         ConfigError: no such table.
         DataError: a metric or data set that the runs' files lack.
     """
-    if name not in TABLES:
-        raise ConfigError(f"no table {name!r}", nearest(name, TABLES))
-    return TABLES[name].build(Results(scale, runs), reported)
+    if name not in BUILDERS:
+        raise ConfigError(f"no table {name!r}", nearest(name, BUILDERS))
+    return BUILDERS[name](Results(scale, runs), reported)
 
 
 def provenance(results: Results, found: Iterable[ArmRuns | None]) -> tuple[str, ...]:
@@ -226,14 +219,14 @@ def _placement(results: Results, reported: Reported) -> Table:
         *provenance(results, arms.values())))
 
 
-TABLES: dict[str, TableSpec] = {
-    "table1_granularity": TableSpec((), _table1),
-    "table2_answer": TableSpec(("search", BASE), _table2("answer_correct", "table2_answer")),
-    "table2_format": TableSpec(("search", BASE), _table2("format_correct", "table2_format")),
-    "table5_two_turn": TableSpec(("two_turn", BASE), _table5),
-    "search_summary": TableSpec(("search",), _summary),
-    "ablation": TableSpec(("ablation",), _ablation),
-    "placement": TableSpec(("placement",), _placement),
+BUILDERS: dict[str, Build] = {  # which experiments each reads: pages.TABLES
+    "table1_granularity": _table1,
+    "table2_answer": _table2("answer_correct", "table2_answer"),
+    "table2_format": _table2("format_correct", "table2_format"),
+    "table5_two_turn": _table5,
+    "search_summary": _summary,
+    "ablation": _ablation,
+    "placement": _placement,
 }
 
 
