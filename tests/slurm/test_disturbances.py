@@ -162,9 +162,6 @@ def story(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Stor
         fcntl.flock(lock, fcntl.LOCK_EX)
         print("held by the test", file=lock, flush=True)
         stop_each([runs[arm] for arm in DISTURBED])
-        overtime = runs[OVERTIME].jobs[0]
-        hours, minutes, _ = map(int, overtime["RunTime"].split(":"))
-        cluster.run("scontrol", "update", f"JobId={overtime['JobId']}", f"TimeLimit={60 * hours + minutes + 2}")
         stayed_on = runs[STAYS].jobs[0]["NodeList"]
         cluster.run("scontrol", "update", f"NodeName={stayed_on}", "State=DRAIN", "Reason=test")
         requeued = runs[REQUEUED].jobs[0]["JobId"]
@@ -174,6 +171,9 @@ def story(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Stor
         signal_run(runs[STAYS], signal.SIGCONT)
         until(lambda: runs[REQUEUED].jobs[0]["JobState"] == "PENDING", within_s=60, what="a job is put back")
         cluster.run("scontrol", "update", f"JobId={requeued}", "StartTime=now")  # else SLURM waits for two minutes
+        overtime = runs[OVERTIME].jobs[0]
+        hours, minutes, _ = map(int, overtime["RunTime"].split(":"))
+        cluster.run("scontrol", "update", f"JobId={overtime['JobId']}", f"TimeLimit={60 * hours + minutes + 2}")
         until(lambda: warned(runs[OVERTIME]), within_s=180, what="SLURM warns a run that is nearly out of time")
         signal_run(runs[OVERTIME], signal.SIGCONT)
         code = call.wait(timeout=600)
