@@ -67,7 +67,8 @@ def _start() -> None:
     # transformers loads scikit-learn wherever it finds it (pyserini brings it), for a kind of decoding not used here.
     sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for talkative in ("httpx", "fontTools"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
 
 
 @app.command("check-config")

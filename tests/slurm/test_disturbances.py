@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +96,11 @@ def stop_each(runs: list[Run]) -> None:
 
 
 def warned(run: Run) -> bool:
-    """Whether SIGUSR1 waits for a stopped run."""
-    status = Path(f"/proc/{run.pid}/status").read_text()
+    """Whether SIGUSR1 waits for a stopped run, or SLURM woke it too, and it has ended."""
+    try:
+        status = Path(f"/proc/{run.pid}/status").read_text()
+    except FileNotFoundError:
+        return True
     pending = re.findall(r"^(?:Sig|Shd)Pnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return any(int(mask, 16) >> (signal.SIGUSR1 - 1) & 1 for mask in pending)
 
@@ -175,7 +179,8 @@ def story(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Stor
         hours, minutes, _ = map(int, overtime["RunTime"].split(":"))
         cluster.run("scontrol", "update", f"JobId={overtime['JobId']}", f"TimeLimit={60 * hours + minutes + 2}")
         until(lambda: warned(runs[OVERTIME]), within_s=180, what="SLURM warns a run that is nearly out of time")
-        signal_run(runs[OVERTIME], signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            signal_run(runs[OVERTIME], signal.SIGCONT)
         code = call.wait(timeout=600)
         first = longer.log.read_text()
     cluster.run("scontrol", "update", f"NodeName={stayed_on}", "State=RESUME")

@@ -21,10 +21,10 @@ ASKED = {
     "clean_policy": ([120], 4000, 0),
     "base_policy": ([120, 120], 4000, 0),
     "evaluate_base": ([60] * 3, 4000, 0),
-    "train": ([100] * 14, 8000, 2),
+    "train": ([100] * 13, 8000, 2),
     "evaluations-search": ([60, 120], 4000, 1),  # six evaluations of 30 minutes, at most four together
     "evaluations-two_turn": ([90], 4000, 1),
-    "evaluations-ablation": ([90], 4000, 1),
+    "evaluations-ablation": ([60], 4000, 1),
     "evaluations-placement": ([60], 4000, 1),
     "collect": ([30] * 5, 4000, 0),
     "pages": ([80, 120], 4000, 0),  # twenty of 10 minutes, at most twelve together

@@ -67,6 +67,8 @@ def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
 def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
           datasets: Sequence[str]) -> list[dict[str, object]]:
     """One line an arm: its interquartile mean with the interval, and under it its seeds."""
+    import seaborn  # takes longer to load than most figures to draw
+
     arms = results.arms("search")
     records: list[dict[str, object]] = []
     for row, name in enumerate(names):
@@ -75,7 +77,8 @@ def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
             continue
         score_S_D = arms[name].final(metric, datasets)
         found, run_S = statistics.iqm(score_S_D), np.sort(score_S_D.mean(axis=1))
-        ax.plot(run_S, np.full(len(run_S), row + 0.28), linestyle="", marker="|", color=style.GREY, markersize=5)
+        seaborn.stripplot(x=run_S, y=np.full(len(run_S), row + 0.28), orient="h", native_scale=True, jitter=False,
+                          marker="|", color=style.GREY, size=5, linewidth=1, ax=ax)
         _interval(ax, found, row, style.look(name))
         records.append({"arm": name, "series": "IQM", **_numbers(found)})
         records += [{"arm": name, "series": "seed", "value": value} for value in run_S]

@@ -28,7 +28,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtr, ndtri, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -288,7 +288,7 @@ def _wilson(successes: int, seeds: int) -> tuple[float, float]:
     """Wilson's score interval of a share."""
     if not 0 <= successes <= seeds or seeds < 1:
         raise ValueError(f"{successes} of {seeds} seeds")
-    z = float(norm.ppf(0.5 + CONFIDENCE / 2))
+    z = float(ndtri(0.5 + CONFIDENCE / 2))
     p, scale = successes / seeds, 1 + z * z / seeds
     centre = (p + z * z / (2 * seeds)) / scale
     half = z * math.sqrt(p * (1 - p) / seeds + z * z / (4 * seeds * seeds)) / scale
@@ -297,7 +297,7 @@ def _wilson(successes: int, seeds: int) -> tuple[float, float]:
 
 def _interval(draw_R: Array, seeds: int) -> tuple[float, float]:
     """The expanded percentile interval of the resamples (see the top of this file)."""
-    tail = float(norm.cdf(math.sqrt(seeds / (seeds - 1)) * t.ppf((1 - CONFIDENCE) / 2, seeds - 1)))
+    tail = float(ndtr(math.sqrt(seeds / (seeds - 1)) * stdtrit(seeds - 1, (1 - CONFIDENCE) / 2)))
     low, high = np.quantile(draw_R, [tail, 1 - tail], method="nearest")
     return float(low), float(high)
 
