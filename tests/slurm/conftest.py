@@ -34,6 +34,11 @@ needs:
 FRESH = ("--config", "scale=smoke", "runs=fresh")
 
 
+def heed_interrupts() -> None:
+    """Of a new process: tests that run in a shell's background were told to ignore SIGINT, and would pass that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @dataclass(frozen=True)
 class SlurmClone:
     """A clone on a cluster."""
@@ -57,7 +62,8 @@ class SlurmClone:
                    "--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "20"]
         with self.log.open("w") as log, subprocess.Popen(
                 command, cwd=self.root, text=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=os.environ | self.cluster.environment | {"OMP_NUM_THREADS": "1"}) as process:
+                env=os.environ | self.cluster.environment | {"OMP_NUM_THREADS": "1"},
+                preexec_fn=heed_interrupts) as process:
             try:
                 yield process
             finally:
