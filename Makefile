@@ -1,7 +1,16 @@
 # Each target sets up what it needs: `.venv` from the pinned files of envs/, once.
-#   make reproduce      train the six arms of `search`, then tables, figures and audit (scale mini)
-#   make test           every test that needs no cluster
-# The others: reproduce-all figure audit ship smoke bench test-vllm lint lock clean
+#   make reproduce       train the six arms of `search` (3 seeds), then tables, figures and audit (scale mini)
+#   make reproduce-all   the same for every experiment
+#   make figure F=NAME   one figure, from fresh runs if there are any, else from the shipped ones
+#   make audit           reported | ours | interval | verdict
+#   make test            every test but those that need another environment
+#   make test-cluster    those with several processes or a SLURM of this machine, alone
+#   make test-vllm       those of vLLM's CPU build, in .venv-vllm
+#   make smoke           the whole workflow in minutes; nothing is learnt
+#   make bench           speed and memory, beside transformers, TRL and vLLM (where it is)
+#   make ship            train all seeds, and replace the runs, pages and README's results that are committed
+#   make setup | lint | lock | clean
+# Variables: SCALE=mini SEEDS=3 CORES=all PYTHON=python3
 
 PYTHON ?= python3
 SCALE  ?= mini
@@ -25,6 +34,9 @@ define workflow
   'test -z "$$(ls -A .snakemake/locks 2>/dev/null)" || $(SNAKEMAKE) --unlock; exec "$$@"' sh $(SNAKEMAKE) $(1) \
   || { code=$$?; test $$code -ne 66 || echo "make: another workflow runs in this folder; wait for it" >&2; exit $$code; }
 endef
+
+# Else each of a workflow's many processes compiles the whole package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: reproduce reproduce-all figure audit ship smoke bench test test-cluster test-vllm lint lock clean setup help
@@ -119,6 +131,6 @@ lock:
 	$(PYTHON) envs/to_conda.py
 
 clean:
-	rm -rf data index policy checkpoints logs benchmarks report.html .snakemake .mypy_cache .ruff_cache .hypothesis
+	rm -rf data index plans policy checkpoints logs benchmarks report.html .snakemake .mypy_cache .ruff_cache .hypothesis
 	for folder in results figures paper_tables; do test ! -d $$folder || \
 	  find $$folder -mindepth 1 -maxdepth 1 ! -name shipped ! -name reported -exec rm -rf {} +; done

@@ -253,10 +253,17 @@ def train(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.
         from turncredit.training.launch import hand_over
 
         hand_over(config.launch, config.device, root, sys.argv)
+    from turncredit.training import early
+    from turncredit.training.paths import RunPaths
     from turncredit.training.processes import leave
-    from turncredit.training.run import RunPaths, train_run
+    from turncredit.training.run import evaluate_run, train_run
 
-    train_run(config, settings.retriever_of(experiment), RunPaths.under(root, config))
+    paths, retriever = RunPaths.under(root, config), settings.retriever_of(experiment)
+    train_run(config, retriever, paths)
+    if settings.evaluate_in_training and config.launch.processes == 1:
+        early.forget(paths)
+        evaluate_run(paths.final_policy, config, retriever, data=paths.data, index=paths.index,
+                     output=early.place(config, retriever, paths))
     leave()
 
 
@@ -265,15 +272,20 @@ def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typ
              seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Play all test questions with one run's trained policy, or with the checkpoint that was imported for it."""
     from turncredit.reporting.imported import imported_run
-    from turncredit.training.run import RunPaths, evaluate_run
+    from turncredit.training import early
+    from turncredit.training.paths import RunPaths
 
     settings = _scale(scale, root)
-    config = settings.run(experiment, arm, seed)
+    config, retriever = settings.run(experiment, arm, seed), settings.retriever_of(experiment)
     paths = RunPaths.under(root, config)
     brought = imported_run(root, config)
     policy, output = (brought / "policy", brought) if brought.exists() else (paths.final_policy, paths.run)
-    evaluate_run(policy, config, settings.retriever_of(experiment), data=paths.data, index=paths.index,
-                 output=output / "evaluation.csv")
+    if settings.evaluate_in_training and not brought.exists() and early.take(
+            early.place(config, retriever, paths), output / "evaluation.csv"):
+        return
+    from turncredit.training.run import evaluate_run
+
+    evaluate_run(policy, config, retriever, data=paths.data, index=paths.index, output=output / "evaluation.csv")
 
 
 @app.command("evaluate-base")
@@ -305,7 +317,8 @@ def _play(scale: Scale, root: Path, name: str, experiments: list[str], policy: P
     import pandas as pd
 
     from turncredit.files import atomic
-    from turncredit.training.run import RunPaths, evaluate_run
+    from turncredit.training.paths import RunPaths
+    from turncredit.training.run import evaluate_run
 
     tables = []
     with TemporaryDirectory() as scratch:

@@ -158,6 +158,7 @@ class Scale(Closed):
     seeds: int = Field(3, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(1, ge=1)  # torch threads of one training run
+    evaluate_in_training: bool = False  # the process that trained plays the test questions too (training.early)
     world: WorldConfig | None = None
     questions: QuestionsConfig | None = None
     retriever: RetrieverConfig = RetrieverConfig()

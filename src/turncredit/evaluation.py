@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -120,14 +118,3 @@ def evaluate(bench: Bench, questions: Sequence[Question], decoding: Decoding = "
             "stop_reason": str(episode.transcript.stop), "decoding": decoding,
             **{f"component_{name}": value for name, value in rewards.components.items()}})
     return pd.DataFrame.from_records(records)
-
-
-def evaluation_ids(questions: Sequence[Question]) -> str:
-    """sha256 of what is evaluated: datasets and question ids, in whatever order they come."""
-    return ids_digest((question.dataset, question.id) for question in questions)
-
-
-def ids_digest(asked: Iterable[tuple[str, str]]) -> str:
-    """The same of (dataset, question id) pairs."""
-    ids = sorted(asked)
-    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()

@@ -38,8 +38,8 @@ from turncredit.training.batch import Batch
 from turncredit.training.layout import share
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
+from turncredit.training.paths import RunPaths
 from turncredit.training.processes import ALONE, Processes
-from turncredit.training.run import RunPaths
 from turncredit.transcript import Group
 
 Facts = dict[str, Any]

@@ -22,7 +22,7 @@ from tests.distributed.checks import LAUNCH, run_config
 from tests.small_run import config, events, make_world, train, untimed
 from turncredit.errors import Interrupted
 from turncredit.training.launch import command
-from turncredit.training.run import RunPaths
+from turncredit.training.paths import RunPaths
 from turncredit.training.trainer import Progress
 
 CLONE = Path(__file__).parents[2]

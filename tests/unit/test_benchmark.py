@@ -26,7 +26,8 @@ from turncredit.policy.engine_hf import HFEngine
 from turncredit.policy.model import load_policy, token_logprobs
 from turncredit.tasks.search import RULES
 from turncredit.training.cost import matmul_peak, time_by_kind, update_flops
-from turncredit.training.run import RunPaths, make_bench
+from turncredit.training.paths import RunPaths
+from turncredit.training.run import make_bench
 
 
 @pytest.fixture(scope="module")

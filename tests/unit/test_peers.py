@@ -19,7 +19,7 @@ from turncredit.benchmark import peers
 from turncredit.benchmark.cases import GROUP, QUESTIONS, TURN_TOKENS, Case, Ours, Setting, cases
 from turncredit.benchmark.measured import Measured, NotMeasured, save, tables, with_spread
 from turncredit.errors import ConfigError, ProcessError
-from turncredit.training.run import RunPaths
+from turncredit.training.paths import RunPaths
 
 ROOT = Path(__file__).parents[2]
 TRL = os.environ.get("TURNCREDIT_TRL_PYTHON", str(ROOT / ".venv-trl/bin/python"))
@@ -134,7 +134,7 @@ from pathlib import Path
 from tests import small_run
 from turncredit.benchmark import beside_trl
 from turncredit.benchmark.cases import cases
-from turncredit.training.run import RunPaths
+from turncredit.training.paths import RunPaths
 torch.set_num_threads(1)
 root, config = Path(sys.argv[1]), small_run.config("chains", micro_batch_tokens=2400)
 config = config.model_copy(update={"task": config.task.model_copy(update={"max_context_tokens": 256})})

@@ -19,13 +19,15 @@ from tests.small_run import TASK, config, events, make_world, served, train, unt
 from tests.trees import transcript, turn
 from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
-from turncredit.evaluation import evaluation_ids, leaf_shares
+from turncredit.evaluation import leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.model import load_policy
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
-from turncredit.training.run import RunPaths, evaluate_run, read_split
+from turncredit.training.paths import RunPaths
+from turncredit.training.run import evaluate_run, read_split
 from turncredit.transcript import Group
+from turncredit.world.questions import evaluation_ids
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,16 @@ def test_every_run_has_its_three_files_and_a_policy(finished: Clone) -> None:
             assert (finished.root / "checkpoints" / run / "final" / "config.json").exists()
 
 
+def test_an_evaluation_that_was_made_in_training_is_taken_and_equals_one_made_afterwards(finished: Clone) -> None:
+    run = "smoke/search/MT-PPO/seed-0"
+    assert not list((finished.root / "checkpoints" / run).glob("evaluation-*"))
+    path = finished.root / "results" / run / "evaluation.csv"
+    before, played = path.read_bytes(), path.stat()
+    finished.run(".venv/bin/turncredit", "evaluate", "--scale", "smoke", "--experiment", "search", "--arm", "MT-PPO")
+    assert path.read_bytes() == before
+    os.utime(path, ns=(played.st_atime_ns, played.st_mtime_ns))  # the workflow has seen no change
+
+
 def test_the_headline_says_where_the_pages_are(finished: Clone) -> None:
     output = finished.run(".venv/bin/turncredit", "headline", "--scale", "smoke").stdout
     assert "paper_tables/smoke/audit.md" in output

@@ -40,7 +40,7 @@ from turncredit.config import RunConfig, load_scale
 from turncredit.credit import make_estimator, rows_of
 from turncredit.policy.model import load_policy
 from turncredit.training.batch import Batch
-from turncredit.training.run import RunPaths
+from turncredit.training.paths import RunPaths
 from turncredit.training.seeding import digest
 
 WARM_UP = 1

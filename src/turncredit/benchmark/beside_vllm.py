@@ -23,7 +23,7 @@ from turncredit.config import load_scale
 from turncredit.equipment import EngineConfig
 from turncredit.evaluation import Bench
 from turncredit.policy.engines import make_engine
-from turncredit.training.run import RunPaths
+from turncredit.training.paths import RunPaths
 from turncredit.training.seeding import digest
 from turncredit.transcript import Group
 

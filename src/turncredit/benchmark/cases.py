@@ -30,7 +30,8 @@ from turncredit.training.budget import TokenBudget
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.manifest import now
-from turncredit.training.run import RunPaths, read_split
+from turncredit.training.paths import RunPaths
+from turncredit.training.run import read_split
 from turncredit.training.trainer import Progress, Trainer
 from turncredit.transcript import Document, Transcript
 from turncredit.world.questions import Question

@@ -16,7 +16,8 @@ from turncredit.retrieval.client import Retriever
 from turncredit.training.cost import CountingLearner
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.manifest import now
-from turncredit.training.run import RunPaths, make_bench, read_split
+from turncredit.training.paths import RunPaths
+from turncredit.training.run import make_bench, read_split
 from turncredit.training.trainer import Progress, Trainer
 
 

@@ -27,7 +27,8 @@ from turncredit.retrieval.manifest import read_manifest
 from turncredit.retrieval.service import retriever
 from turncredit.tasks import make_task
 from turncredit.training.cost import matmul_peak
-from turncredit.training.run import RunPaths, read_split
+from turncredit.training.paths import RunPaths
+from turncredit.training.run import read_split
 
 
 def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = ()) -> Iterator[Found]:

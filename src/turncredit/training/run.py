@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from turncredit.config import RunConfig
 from turncredit.credit import make_estimator
 from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError
-from turncredit.evaluation import Bench, Decoding, evaluate, evaluation_ids
+from turncredit.evaluation import Bench, Decoding, evaluate
 from turncredit.files import atomic, sha256
 from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
@@ -35,42 +35,11 @@ from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
+from turncredit.training.paths import RunPaths
 from turncredit.training.processes import Processes
 from turncredit.training.trainer import Progress, Trainer
 from turncredit.world.build import checked, recorded
-from turncredit.world.questions import Question, read_questions
-
-
-@dataclass(frozen=True, slots=True)
-class RunPaths:
-    """Where a run reads and writes.
-
-    Attributes:
-        data: the world (``world.json``, ``questions/``).
-        index: the retriever's index.
-        policy: the base policy's folder, tokenizer included.
-        run: gets metrics.csv and manifest.json as the run's last act.
-        checkpoints: checkpoints, lock, live metrics and manifest, and the final policy.
-    """
-
-    data: Path
-    index: Path
-    policy: Path
-    run: Path
-    checkpoints: Path
-
-    @classmethod
-    def under(cls, root: Path, config: RunConfig) -> RunPaths:
-        """The layout of the clone at ``root``."""
-        run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
-        policy = root / "policy" / config.scale / "base" / config.task.name
-        return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
-                   root / "results" / run, root / "checkpoints" / run)
-
-    @property
-    def final_policy(self) -> Path:
-        """The trained policy, as a Hugging Face folder."""
-        return self.checkpoints / "final"
+from turncredit.world.questions import Question, evaluation_ids, read_questions
 
 
 def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:

@@ -14,10 +14,11 @@ split once: all countries that a question touches are of its split, hence no que
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -256,3 +257,14 @@ def _parse(record: Any) -> Question:
         raise ValueError(f"hops is a whole number of at least 1, not {hops!r}")
     return Question(record["id"], record["dataset"], record["question"], tuple(answers), hops,
                     tuple(Hop(hop["query"], hop["evidence"]) for hop in plan))
+
+
+def evaluation_ids(questions: Sequence[Question]) -> str:
+    """sha256 of what is evaluated: datasets and question ids, in whatever order they come."""
+    return ids_digest((question.dataset, question.id) for question in questions)
+
+
+def ids_digest(asked: Iterable[tuple[str, str]]) -> str:
+    """The same of (dataset, question id) pairs."""
+    ids = sorted(asked)
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()

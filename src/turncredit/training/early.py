@@ -1,0 +1,45 @@
+"""An evaluation made by the process that trained, which the workflow takes when it asks for one.
+
+Loading torch and transformers takes a process longer than a small policy needs for all test questions.
+It is kept under a name that says what it was made of, so nothing but that very evaluation is ever taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from turncredit.config import RunConfig
+from turncredit.equipment import RetrieverConfig
+from turncredit.files import atomic, sha256
+from turncredit.training.paths import RunPaths
+
+
+def place(config: RunConfig, retriever: RetrieverConfig, paths: RunPaths) -> Path:
+    """The file of an evaluation of this configuration, retriever, index, world and trained policy.
+
+    Raises:
+        DataError: one of them is not there.
+    """
+    files = [paths.data / "world.json", paths.index / "index.json", *sorted(paths.final_policy.glob("*.safetensors"))]
+    parts = [config.digest(), retriever.model_dump(mode="json"), *map(sha256, files)]
+    name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return paths.checkpoints / f"evaluation-{name}.csv"
+
+
+def forget(paths: RunPaths) -> None:
+    """Remove what was kept for an earlier policy."""
+    for kept in paths.checkpoints.glob("evaluation-*.csv"):
+        kept.unlink()
+
+
+def take(kept: Path, output: Path) -> bool:
+    """Move a kept evaluation to ``output``; False if there is none. Asked again, it is made afresh."""
+    if not kept.exists():
+        return False
+    with atomic(output) as temporary:
+        temporary.write_bytes(kept.read_bytes())
+    os.unlink(kept)
+    return True
