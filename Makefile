@@ -3,8 +3,8 @@
 #   make reproduce-all   the same for every experiment
 #   make figure F=NAME   one figure, from fresh runs if there are any, else from the shipped ones
 #   make audit           reported | ours | interval | verdict
-#   make test            every test but those that need another environment
-#   make test-cluster    those with several processes or a SLURM of this machine, alone
+#   make test            every test but those that need another environment: test-parallel and then test-cluster,
+#                        those with several processes or a SLURM of this machine
 #   make test-vllm       those of vLLM's CPU build, in .venv-vllm
 #   make smoke           the whole workflow in minutes; nothing is learnt
 #   make bench           speed and memory, beside transformers, TRL and vLLM (where it is)
@@ -39,7 +39,7 @@ endef
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: reproduce reproduce-all figure audit ship smoke bench test test-cluster test-vllm lint lock clean setup help
+.PHONY: reproduce reproduce-all figure audit ship smoke bench test test-parallel test-cluster test-vllm lint lock clean setup help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -93,10 +93,12 @@ bench: $(VENV) $(TRL)/.installed
 	@$(BIN)/turncredit bench --scale $(SCALE)
 
 CLUSTER_TESTS := tests/distributed tests/slurm
-test: $(VENV)
+test: test-parallel test-cluster
+
+test-parallel: $(VENV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup $(CLUSTER_TESTS:%=--ignore=%)
 
-# Several processes, and a SLURM of one machine (Debian, as root).
+# One after another: several processes that must keep up with each other, and a SLURM of one machine.
 test-cluster: $(VENV)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(CLUSTER_TESTS)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,15 +65,21 @@ class Place:
 
 @pytest.fixture(scope="session", params=["process", "process-foreign", "server"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One of each kind, for all tests."""
+    with started(request.param, tmp_path_factory.mktemp(request.param)) as found:
+        yield found
+
+
+@contextmanager
+def started(kind: str, root: Path) -> Iterator[Place]:
     """vLLM in child processes or as a server; foreign: tags span several tokens, as in a hub model."""
-    root = tmp_path_factory.mktemp(request.param)
-    c = foreign_codec() if request.param.endswith("foreign") else codec()
+    c = foreign_codec() if kind.endswith("foreign") else codec()
     policy = root / "policy"
     save_policy(policy_model(c), policy, c.tokenizer)
     # what a hub model brings along, and a rollout must not follow
     GenerationConfig(do_sample=True, top_k=1, top_p=0.5, temperature=0.1, repetition_penalty=3.0,
                      eos_token_id=7, bos_token_id=None).save_pretrained(policy)
-    serves = request.param == "server"  # on the first GPU: there are no trainers
+    serves = kind == "server"  # on the first GPU: there are no trainers
     config = EngineConfig(kind="vllm", placement="server" if serves else "colocate", max_sequences=64)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in OF_TORCHRUN.items():

@@ -124,8 +124,8 @@ def undisturbed(longer: SlurmClone, tmp_path_factory: pytest.TempPathFactory) ->
     """The same runs, without a cluster and without disturbance."""
     quiet = copied(longer, tmp_path_factory.mktemp("undisturbed") / "clone")
     for arm in (*DISTURBED, LOCKED):
-        command = [sys.executable, "-m", "turncredit.cli", "train", "--scale", "smoke", "--experiment", "search",
-                   "--arm", arm, "--seed", "0"]
+        command = [str(Path(sys.executable).with_name("turncredit")), "train", "--scale", "smoke",
+                   "--experiment", "search", "--arm", arm, "--seed", "0"]
         done = subprocess.run(command, cwd=quiet.root, text=True, capture_output=True, check=False,
                               env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr

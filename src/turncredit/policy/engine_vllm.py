@@ -121,6 +121,7 @@ class VLLMEngine:
         self._shared, self._leads = shared, leads
         self._asleep: frozenset[str] = frozenset()
         self._lost = False  # level 2 has dropped the weights
+        self._poisoned = False  # keys and values that are no numbers stay in vLLM's cache, and spoil later turns
         self._waking = asyncio.Lock()  # turns begin together
         self._loop = BackgroundLoop()
         self.weight_version = 0
@@ -194,11 +195,18 @@ class VLLMEngine:
             raise ConfigError(f"{len(context)} tokens and a turn of {max_tokens}: vLLM was started for {self._window}",
                               "raise task.max_context_tokens")
         parameters = sampling_parameters(self._codec, seed, max_tokens, temperature, stop_tags)
+        if self._poisoned:
+            raise ProcessError("numbers that are not finite may be left in vLLM's cache",
+                               "run the same command again, which starts another vLLM")
         if self._lost:
             raise ValueError("the weights were dropped while vLLM slept; update_weights comes before the next turn")
         await self._wake(WEIGHTS, CACHE)
-        return finished(await self._backend.complete(tuple(context), parameters, images), self._codec, max_tokens,
-                        stop_tags)
+        try:
+            return finished(await self._backend.complete(tuple(context), parameters, images), self._codec, max_tokens,
+                            stop_tags)
+        except NonFiniteError:
+            self._poisoned = True
+            raise
 
     async def _wake(self, *tags: str) -> None:
         async with self._waking:

@@ -67,11 +67,13 @@ class ChildProcesses:
         try:
             async for output in self._engine.generate(prompt, asked, str(next(self._numbers))):
                 [one] = output.outputs
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise ProcessError(f"vLLM failed while sampling: {_first_line(error.__cause__ or error)}",
+        except (EngineDeadError, EngineGenerateError, VLLMClientError, ValueError) as error:
+            cause = error.__cause__ or error
+            if isinstance(cause, (VLLMClientError, ValueError)):
+                raise ConfigError(f"vLLM refuses a turn: {_first_line(cause)}",
+                                  "change the task or the policy") from error
+            raise ProcessError(f"vLLM failed while sampling: {_first_line(cause)}",
                                "its own lines above tell why; then run the same command again") from error
-        except (VLLMClientError, ValueError) as error:
-            raise ConfigError(f"vLLM refuses a turn: {_first_line(error)}", "change the task or the policy") from error
         return Completion(tuple(one.token_ids), tuple(step[token].logprob for step, token in zip(
             one.logprobs, one.token_ids, strict=True)), str(one.finish_reason),
             tuple(span.version for span in one.weight_versions or ()))
