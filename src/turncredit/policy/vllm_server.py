@@ -152,7 +152,10 @@ def serving(options: Mapping[str, Any], environment: Mapping[str, str], log: Pat
         ProcessError: it ends, or does not answer in time.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_TRAINERS)}
-    variables = {**kept, **environment, "VLLM_SERVER_DEV_MODE": "1"}  # routes for weights and caches
+    variables = {
+        **kept, **environment,
+        "VLLM_SERVER_DEV_MODE": "1",  # routes for weights and caches
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}  # idle connections are the client's to close: requests may be on their way
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vllm-") as folder, log.open("wb") as out:
         socket = Path(folder) / "socket"  # a short path, as sockets need
