@@ -155,7 +155,7 @@ def serving(options: Mapping[str, Any], environment: Mapping[str, str], log: Pat
     variables = {
         **kept, **environment,
         "VLLM_SERVER_DEV_MODE": "1",  # routes for weights and caches
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}  # idle connections are the client's to close: requests may be on their way
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}  # a client that is still using one must close it
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vllm-") as folder, log.open("wb") as out:
         socket = Path(folder) / "socket"  # a short path, as sockets need
