@@ -52,7 +52,8 @@ def markdown(entries: Sequence[Entry], scale: Scale) -> str:
         f"A claim is {_RULE}. {chance(comparisons)}, so a claim of many comparisons is easier to contradict than to "
         "support: see how many there are. Comparisons with methods and tasks that this project lacks are counted as "
         "not run and decide nothing. The comparisons were fixed before the runs, in "
-        "`paper_tables/reported/claim_tests.csv`. Intervals are over seeds (bootstrap; score intervals for shares of seeds).",
+        "`paper_tables/reported/claim_tests.csv`. Intervals are over seeds (bootstrap; score intervals for shares of "
+        "seeds).",
         f"{comparability(scale)}. Where an arm, metric and data set of ours are the analogue of a reported number, "
         "ours stands beside it; a comparable one *agrees* if it lies in our interval.",
         "## Claims", claim_table(claims, scale),
@@ -73,9 +74,9 @@ def chance(comparisons: Sequence[Entry]) -> str:
     """
     fewest = min((int(n) for entry in comparisons if entry.seeds for n in entry.seeds.split("/")), default=None)
     if fewest is not None and fewest < _FEW:
-        return (f"Some comparisons have {fewest} seed{'s' * (fewest > 1)}, and intervals of so few are too narrow: those "
-                "of 3 seeds hold the truth of one arm in about 3 of 4 cases and of a difference in 9 of 10, so such a "
-                "comparison errs by chance in about 1 of 8 or 1 of 20 cases on either side")
+        return (f"Some comparisons have {fewest} seed{'s' * (fewest > 1)}, and intervals of so few are too narrow: "
+                "those of 3 seeds hold the truth of one arm in about 3 of 4 cases and of a difference in 9 of 10, so a "
+                "comparison of 3 errs by chance in about 1 of 8 or 1 of 20 cases on either side")
     seeds = "many seeds" if fewest is None else f"{fewest} or more seeds"
     return f"With {seeds} a comparison errs by chance in about 1 of 40 cases on either side"
 
@@ -117,8 +118,8 @@ def readme_section(entries: Sequence[Entry], scale: Scale, pictures: Sequence[tu
         "compared; the paper's claims about that are below.",
         _table(columns, arms),
         *(f"![{text}]({path})" for text, path in pictures),
-        f"A claim is {_RULE}. {chance(comparisons)}; among 20 comparisons chance alone puts one wholly on a side fairly "
-        "often.",
+        f"A claim is {_RULE}. {chance(comparisons)}; among 20 comparisons chance alone puts one wholly on a side "
+        "fairly often.",
         claim_table(claims, scale)]
     return "\n\n".join(parts)
 
