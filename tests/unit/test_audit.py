@@ -18,7 +18,17 @@ from turncredit.reporting.claims import Comparison, claim_verdict, collapsed, co
 from turncredit.reporting.reported import ClaimTest, Reported, read_reported
 from turncredit.reporting.scores import ArmRuns, Results
 from turncredit.reporting.statistics import Estimate
-from turncredit.reporting.summary import BEGIN, END, HEADLINES, headline, markdown, readme_section, save, update_readme
+from turncredit.reporting.summary import (
+    BEGIN,
+    END,
+    HEADLINES,
+    chance,
+    headline,
+    markdown,
+    readme_section,
+    save,
+    update_readme,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "paper_tables/reported"
@@ -75,6 +85,10 @@ def test_a_claim_needs_all_its_comparisons() -> None:
     assert claim_verdict(made("supported", "not run")) == "inconclusive"  # runs are missing
     assert claim_verdict(made("supported", "out")) == "supported"  # a method that no run could test here
     assert claim_verdict(made("not run", "out")) == claim_verdict(made("out")) == "not run"
+    code = "by construction"
+    assert claim_verdict(made(code)) == claim_verdict(made(code, "supported")) == code  # never called supported
+    assert claim_verdict(made(code, "not run")) == claim_verdict(made(code, "inconclusive")) == "inconclusive"
+    assert claim_verdict(made(code, "contradicted")) == "contradicted"
     assert tally(made("supported", "supported", "not run")) == "2 supported, 1 not run"
 
 
@@ -180,8 +194,13 @@ def test_a_fault_in_the_papers_files_is_named(tmp_path: Path, file: str, old: st
 
 def test_every_reported_number_and_every_claim_has_one_row(entries: list[Entry], reported: Reported) -> None:
     values = [e for e in entries if e.kind == "value"]
-    assert [e.id for e in values] == [v.value_id for v in reported.values if v.value is not None]
-    assert {e.verdict for e in values} == {"not comparable"}
+    assert [e.id for e in values if e.verdict == "not comparable"] == [
+        v.value_id for v in reported.values if v.value is not None]
+    silent = [e for e in values if e.verdict != "not comparable"]  # of the paper: shown where ours has a number
+    assert {(e.reported, e.verdict) for e in silent} == {("not reported", "not reported")}
+    assert all(e.ours is not None for e in silent)
+    assert {"search-mt-grpo-average-answer-correct", "t2-ppo-mr-search-r1-average-format-correct"} <= {
+        e.id for e in silent}
     assert [e.id for e in entries if e.kind == "claim"] == [str(n) for n in range(1, 25)]
     assert set(HEADLINES) <= {e.id for e in values}
 
@@ -224,7 +243,7 @@ def test_clear_differences_are_seen_in_both_directions(results: Results, reporte
 def test_without_runs_nothing_is_claimed(reported: Reported) -> None:
     found = audit({}, synthetic.scale(), reported)
     claims = {e.id: e.verdict for e in found if e.kind == "claim"}
-    assert claims.pop("19") == "supported"  # an identity
+    assert claims.pop("19") == "by construction"  # an identity
     assert claims.pop("17") == "inconclusive"  # half of it is
     assert set(claims.values()) == {"not run"}
     assert all(e.ours is None for e in found)
@@ -233,13 +252,36 @@ def test_without_runs_nothing_is_claimed(reported: Reported) -> None:
 def test_page_terminal_and_readme_say_the_same(entries: list[Entry], results: Results, tmp_path: Path) -> None:
     page, lines, section = (function(entries, results.scale) for function in (markdown, headline, readme_section))
     best = next(e for e in entries if e.id == "t2-mt-ppo-average-answer-correct")
+    unknown = next(e for e in entries if e.id == "search-mt-grpo-average-answer-correct")
     for text in (page, lines, section):
         assert f"0.447 | {best.shown}" in text
+        assert f"not reported | {unknown.shown}" in text
         assert "not comparable" in text.lower()
+    for text in (page, section):
+        assert "| verdict at scale mini |" in text
+        assert "*supported* if every comparison" in text
+    assert "| not comparable |" not in section  # said once, above
     save(entries, results.scale, tmp_path)
     kept = pd.read_csv(tmp_path / "audit.csv", keep_default_na=False)
     assert kept["verdict"].tolist() == frame(entries)["verdict"].tolist()
     assert (tmp_path / "audit.md").read_text() == page
+
+
+def test_the_readme_gives_verdicts_on_numbers_where_some_may_be_set_beside_the_papers(
+        entries: list[Entry], results: Results) -> None:
+    best = "t2-mt-ppo-average-answer-correct"
+    judged = [replace(e, verdict="ours is higher") if e.id == best else e for e in entries]
+    rows = readme_section(judged, results.scale).splitlines()
+    assert next(row for row in rows if row.startswith("| MT-PPO, exact match")).endswith("| ours is higher |")
+
+
+@pytest.mark.parametrize(("seeds", "says"), [
+    (("10", "10/10"), "With 10 or more seeds a comparison errs by chance in about 1 of 40"),
+    (("5", "10/10", ""), "With 5 or more seeds a comparison errs by chance in about 1 of 40"),
+    (("10/10", "10/3"), "1 of 8 or 1 of 20"), (("2",), "Some comparisons have 2 seeds"), ((), "With many seeds")])
+def test_how_often_chance_decides_is_said_by_the_fewest_seeds(
+        entries: list[Entry], seeds: tuple[str, ...], says: str) -> None:
+    assert says in chance([replace(entries[0], seeds=n) for n in seeds])
 
 
 def test_the_readme_changes_between_its_markers_only(tmp_path: Path) -> None:

@@ -44,13 +44,15 @@ def test_scale_paper_measures_what_the_paper_measures_and_no_other_scale_does() 
     (("retriever", "faiss", "index"), "hnsw", "another dense retriever"),
     (("retriever",), {"kind": "lucene", "corpus": "wiki-18"}, "BM25 retrieval by Lucene"),
     (("retriever", "corpus"), "wiki-21", "passages of wiki-21"),
-    (("experiments", "search", "task", "top_k"), 5, "k = 5"),
-    (("experiments", "search", "task", "max_turns"), 6, "N_max = 6")])
+    (("experiments", "search", "task", "top_k"), 5, "k = 5 and not 3"),
+    (("experiments", "search", "task", "max_turns"), 6, "N_max = 6 and not 4")])
 def test_each_difference_is_named(path: tuple[str, ...], value: object, says: str) -> None:
     scale = changed(*path, value=value)
     if says.startswith("passages"):
         scale = scale.model_copy(update={"retriever": scale.retriever.model_copy(update={"prebuilt": None})})
-    assert any(says in words for words in differences(scale, "search"))
+    found = differences(scale, "search")
+    assert any(says in words for words in found)
+    assert len(found) == 1  # and nothing that is the same
 
 
 def test_an_audit_of_comparable_runs_says_how_ours_stand_to_the_reported_numbers(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from turncredit.config import ToolRewards
 from turncredit.errors import ConfigError
 from turncredit.reporting import statistics, style, tables
 from turncredit.reporting.curves import EMA_DECAY
-from turncredit.reporting.figures import ALL_ARMS, BUILDERS, COMPONENTS, draw
+from turncredit.reporting.figures import ALL_ARMS, BUILDERS, COMPONENTS, CRITIC, GROUP, draw
 from turncredit.reporting.pages import FIGURES, TABLES
 from turncredit.reporting.scores import Results
 
@@ -70,6 +70,32 @@ def test_figure_3_draws_the_mean_of_the_smoothed_runs(results: Results, drawn: D
     assert (mine["high"] - mine["line"]).to_numpy() == pytest.approx(smooth.std(axis=0, ddof=1))
     assert set(data["arm"]) == {"PPO-OR", "PPO-MR", "MT-PPO"}
     assert set(drawn["fig3_all_arms"][1]["arm"]) == set(ALL_ARMS)
+
+
+def test_curves_at_the_ends_of_their_range_show_whole_and_bands_stay_within_it(drawn: Drawn) -> None:
+    for name, (figure, _) in drawn.items():
+        if not name.startswith("fig"):
+            continue
+        for ax in figure.axes:
+            low, high = ax.get_ylim()
+            for line in ax.get_lines():
+                height = np.asarray(line.get_ydata(), dtype=float)
+                assert np.isnan(height).all() or (low < np.nanmin(height) and np.nanmax(height) < high), name
+            if not name.startswith(("fig3", "fig5")):
+                continue
+            assert low < 0
+            assert high > 1
+            bands = [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]
+            assert all(height.min() >= 0 and height.max() <= 1 for height in bands), name
+
+
+def test_the_six_arms_have_a_row_a_family_and_the_legend_pairs_them(drawn: Drawn) -> None:
+    for name in ("fig3_all_arms", "fig5_all_arms"):
+        figure, data = drawn[name]
+        arms = {panel: set(part["arm"]) for panel, part in data.groupby("panel")}
+        assert len(arms) == 12
+        assert {tuple(sorted(found)) for found in arms.values()} == {tuple(sorted(CRITIC)), tuple(sorted(GROUP))}
+        assert [text.get_text().split()[0] for text in figure.legends[0].get_texts()] == list(ALL_ARMS)
 
 
 def test_figures_1_and_9_draw_the_mean_and_its_moving_average(results: Results, drawn: Drawn) -> None:
@@ -144,6 +170,7 @@ def test_final_scores_and_effects_are_their_statistics(results: Results, drawn: 
     scores = found.final("answer_correct", results.scale.in_domain)
     assert mine[mine["series"] == "IQM"]["value"].item() == statistics.iqm(scores).value
     assert sorted(mine[mine["series"] == "seed"]["value"]) == sorted(scores.mean(axis=1))
+    assert "merged content (n = 3)" in words(drawn["placement_effect"][0])
     effects = drawn["placement_effect"][1]
     assert effects[effects["panel"] == "effects on exact match"]["item"].nunique() == 8
 

@@ -1,8 +1,9 @@
-"""The audit: one row for each reported number and for each claim with its comparisons.
+"""The audit: one row for each claim, each of its comparisons and each reported number.
 
 A reported number is *not comparable* unless model, data, retriever and k are the paper's (``comparable``);
 where an arm, metric and data set of ours are its analogue, our number stands beside it and the note
-says what it is. A comparable number agrees if it lies in our interval. The comparisons of the claims were fixed in
+says what it is. A comparable number agrees if it lies in our interval. A number that the paper does not print has a
+row where ours has one to show. The comparisons of the claims were fixed in
 ``paper_tables/reported/claim_tests.csv`` before any run.
 """
 
@@ -26,7 +27,8 @@ from turncredit.reporting.scores import ArmRuns, Results, sources
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables import METRIC_WORDS
 
-NOT_COMPARABLE, AGREES, ABOVE, BELOW = "not comparable", "agrees", "ours is higher", "ours is lower"
+NOT_COMPARABLE, NOT_REPORTED = "not comparable", "not reported"
+AGREES, ABOVE, BELOW = "agrees", "ours is higher", "ours is lower"
 _NOTHING = "no analogue here"
 _DIFFERENCE = "component_exact_match_difference"  # the paper's text: MT-GRPO less GRPO-MR
 
@@ -40,13 +42,14 @@ class Entry:
         id: value_id, claim number, or claim number and part.
         what: the row in words.
         place: where in the paper, or what is compared.
-        reported: the reported number, or what a comparison should show.
+        reported: the reported number, "not reported", or what a comparison should show.
         ours: our number; None where nothing was run.
         low, high: its 95 % interval; None where there is none.
         seeds: seeds of each arm.
         runs: whose runs: fresh, shipped, or imported with a label.
-        verdict: supported, contradicted, inconclusive, not run; of a value: not comparable, not run, agrees, ours is
-            higher, ours is lower, or inconclusive where a single seed has no interval.
+        verdict: supported, contradicted, inconclusive, by construction, not run; of a value: not comparable, not
+            reported, not run, agrees, ours is higher, ours is lower, or inconclusive where a single seed has no
+            interval.
         note: the reason, the analogue, or how the comparisons of a claim came out.
     """
 
@@ -83,7 +86,8 @@ def audit(runs: Mapping[str, Runs], scale: Scale, reported: Reported) -> list[En
     for claim in reported.claims:
         comparisons = [c for test in reported.tests if test.claim_id == claim.claim_id for c in compare(test, results)]
         entries += [_claim(claim, comparisons), *(_comparison(c) for c in comparisons)]
-    return entries + [_value(value, results, reported) for value in reported.values if value.value is not None]
+    values = [(value, _value(value, results, reported)) for value in reported.values]
+    return entries + [entry for value, entry in values if value.value is not None or entry.ours is not None]
 
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
@@ -118,16 +122,19 @@ def _value(value: Value, results: Results, reported: Reported) -> Entry:
     step = "" if value.step is None else f", step {value.step}"
     notes = (label, value.confidence, value.note)
     return Entry("value", value.value_id, f"{value.method}, {value.dataset}, {_words(value.metric)}{step}",
-                 f"{value.place} ({value.paper_version})", f"{value.value:g}", *_numbers(estimate),
+                 f"{value.place} ({value.paper_version})", NOT_REPORTED if value.value is None else f"{value.value:g}",
+                 *_numbers(estimate),
                  sources(arms) if arms else "", _agreement(value, estimate, label, results.scale),
                  "; ".join(filter(None, notes)))
 
 
 def _agreement(value: Value, found: Estimate | None, label: str, scale: Scale) -> str:
     """How our number stands to a reported one; the paper prints no interval of its own."""
+    if value.value is None:
+        return NOT_REPORTED
     if label == _NOTHING or differences(scale, _experiment(value)):
         return NOT_COMPARABLE
-    if found is None or value.value is None:
+    if found is None:
         return "not run"
     if found.low is None or found.high is None:
         return "inconclusive"

@@ -14,7 +14,8 @@ Statistics (one value a seed, averaged over data sets where there are several):
 
 With two arms the difference a - b is estimated (the ratio a / b for ``sd_*``), with one its value. The
 verdict is ``supported`` if the whole interval is beyond the threshold in the claimed direction,
-``contradicted`` if it is beyond it in the other, else ``inconclusive``; without runs, ``not run``.
+``contradicted`` if it is beyond it in the other, else ``inconclusive``; without runs, ``not run``. What
+a test shows of the code, whatever the runs, is ``by construction`` and no finding.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from turncredit.reporting.reported import ClaimTest
 from turncredit.reporting.scores import ArmRuns, Results, sources
 from turncredit.reporting.statistics import Array, Estimate
 
-Verdict = Literal["supported", "contradicted", "inconclusive", "not run"]
+Verdict = Literal["supported", "contradicted", "inconclusive", "by construction", "not run"]
 COLLAPSE_SHARE, COLLAPSE_LOSS = 0.5, 0.1
 
 
@@ -64,7 +65,7 @@ def compare(test: ClaimTest, results: Results) -> list[Comparison]:
     if test.statistic == "none":
         return [Comparison(test, "", "", "", "", None, "not run", "", test.note.removeprefix("not run: "))]
     if test.statistic == "construction":
-        return [Comparison(test, "", "", "", "", None, "supported", "", f"by construction: {test.note}")]
+        return [Comparison(test, "", "", "", "", None, "by construction", "", f"shown by {test.note}")]
     if test.statistic not in _SCORES:
         raise DataError(f"claim {test.claim_id}{test.part}: no statistic {test.statistic!r}",
                         nearest(test.statistic, _SCORES))
@@ -74,13 +75,18 @@ def compare(test: ClaimTest, results: Results) -> list[Comparison]:
 
 
 def claim_verdict(comparisons: Sequence[Comparison]) -> Verdict:
-    """Every comparison must hold. Parts that no scale of this project can run are left out, and shown."""
+    """Every comparison must hold; a claim that holds by construction, in whole or in part, is not called supported.
+
+    Parts that no scale of this project can run are left out, and shown.
+    """
     tested = [c.verdict for c in comparisons if c.test.statistic != "none"]
     if not tested or all(v == "not run" for v in tested):
         return "not run"
     if "contradicted" in tested:
         return "contradicted"
-    return "supported" if all(v == "supported" for v in tested) else "inconclusive"
+    if any(v not in ("supported", "by construction") for v in tested):
+        return "inconclusive"
+    return "by construction" if "by construction" in tested else "supported"
 
 
 def decide(found: Estimate, direction: str, threshold: float) -> Verdict:
@@ -231,5 +237,5 @@ def tally(comparisons: Iterable[Comparison]) -> str:
     ''
     """
     verdicts = [c.verdict for c in comparisons]
-    order: tuple[Verdict, ...] = ("supported", "contradicted", "inconclusive", "not run")
+    order: tuple[Verdict, ...] = ("supported", "contradicted", "inconclusive", "by construction", "not run")
     return ", ".join(f"{verdicts.count(v)} {v}" for v in order if v in verdicts)

@@ -38,8 +38,9 @@ def _differences(scale: Scale, experiment: str) -> Iterator[str]:
         yield f"BM25 retrieval by {found.kind.title()}" if found.kind == "lucene" else "another dense retriever"
     if scale.questions is not None and not {found.corpus, found.prebuilt} & {*sources}:
         yield f"passages of {found.corpus or found.prebuilt}"
-    if (task.top_k, task.max_turns) != (k, turns):
-        yield f"k = {task.top_k} and N_max = {task.max_turns} and not {k} and {turns}"
+    for name, here, there in (("k", task.top_k, k), ("N_max", task.max_turns, turns)):
+        if here != there:
+            yield f"{name} = {here} and not {there}"
 
 
 def comparability(scale: Scale) -> str:

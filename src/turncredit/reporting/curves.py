@@ -32,7 +32,8 @@ class Panel:
         row: stands beside a row of panels; may be empty.
         column: what is drawn against the step.
         arms: which arms are drawn, in this order.
-        top: upper end of the axis; None leaves it to the data.
+        top: the largest value that there can be, the least being 0: the axis leaves a margin to both, so that a
+            curve there shows whole, and bands end there; None leaves the axis to the data.
     """
 
     title: str
@@ -44,7 +45,7 @@ class Panel:
     @property
     def name(self) -> str:
         """Its name in the data."""
-        return f"{self.row}: {self.title}" if self.row else self.title.replace("\n", ", ")
+        return (f"{self.row}: {self.title}" if self.row else self.title).replace("\n", ", ")
 
 
 def curve(found: ArmRuns, column: str, kind: Kind) -> pd.DataFrame:
@@ -63,15 +64,18 @@ def curve(found: ArmRuns, column: str, kind: Kind) -> pd.DataFrame:
 
 
 def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[Panel]], kind: Kind,
-                  title: str, xlabel: str = "training step") -> tuple[Figure, pd.DataFrame]:
+                  title: str, named: Sequence[str] = ()) -> tuple[Figure, pd.DataFrame]:
     """Rows of panels of one experiment, a legend above and the provenance below.
+
+    Args:
+        named: the arms in the legend's order; empty: in that of the panels.
 
     Returns:
         the figure, and the data that it draws: panel, arm, step, seeds, line, dotted, low, high.
     """
     with style.applied():
         figure, axes = style.new_figure(len(panels), len(panels[0]), 7.2, 1.05 + 1.65 * len(panels))
-        arms = list(dict.fromkeys(arm for line in panels for panel in line for arm in panel.arms))
+        arms = list(dict.fromkeys(named or (arm for line in panels for panel in line for arm in panel.arms)))
         shown = [(arm, found) for arm in arms if (found := results.arm(experiment, arm)) and not found.metrics.empty]
         lines = style.lines(arm for arm, _ in shown)
         data = []
@@ -82,7 +86,7 @@ def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[P
                     ax.set_title(panel.title)
             axes_row[0].set_ylabel(line[0].row)
         for ax in axes[-1]:
-            ax.set_xlabel(xlabel)
+            ax.set_xlabel("training step")
         labels = [(arm, f"{arm} (n = {len(found.seeds)})") for arm, found in shown]
         style.head(figure, f"{title}\n{WORDS[kind]}", labels)
         style.footer(figure, provenance(results, experiment, arms))
@@ -112,9 +116,13 @@ def _draw(ax: Axes, results: Results, experiment: str, panel: Panel, kind: Kind,
         ax.plot(data["step"], data["dotted"], color=look.colour, linestyle=":", linewidth=0.9, alpha=0.8)
         ax.plot(data["step"], data["line"], color=look.colour, linestyle=lines[arm], marker=look.marker,
                 markevery=max(len(data) // 6, 1))
-        ax.fill_between(data["step"], data["low"], data["high"], color=look.colour, alpha=0.15, linewidth=0)
+        low, high = (data[end].clip(0, panel.top) for end in ("low", "high"))
+        ax.fill_between(data["step"], low, high, color=look.colour, alpha=0.15, linewidth=0)
         drawn.append(data.assign(panel=panel.name, arm=arm))
     if not drawn:
         style.not_run(ax)
-    ax.set_ylim(0, panel.top)
+    if panel.top is None:
+        ax.set_ylim(bottom=0)
+    else:
+        ax.set_ylim(-0.02 * panel.top, 1.05 * panel.top)
     return drawn

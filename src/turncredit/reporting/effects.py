@@ -34,7 +34,7 @@ def placement_effect(results: Results) -> tuple[Figure, pd.DataFrame]:
             records += _cells(left, results, metric) + _effects(right, results, metric)
         style.head(figure, "Placement and content of the reward (critic baseline), final scores over all test sets\n"
                    "points: mean over seeds; bars: 95% bootstrap interval over seeds",
-                   [(content, f"{content} content") for content in _CONTENTS])
+                   [(content, f"{content} content{_seeds(results, content)}") for content in _CONTENTS])
         names = list(results.scale.experiments["placement"].arms) if "placement" in results.scale.experiments else []
         style.footer(figure, provenance(results, "placement", names))
     return figure, pd.DataFrame(records, columns=["panel", "item", "placement", "value", "low", "high", "seeds"])
@@ -59,7 +59,8 @@ def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
         seed = Line2D([], [], color=style.GREY, marker="|", linestyle="")
         found = Line2D([], [], color=style.GREY, marker="o")
         style.head(figure, "Search: final scores of all arms", [],
-                   [(found, "interquartile mean over seeds, 95% bootstrap interval"), (seed, "one seed")])
+                   [(found, "interquartile mean over seeds (the tables show means), 95% bootstrap interval"),
+                    (seed, "one seed")])
         style.footer(figure, provenance(results, "search", names))
     return figure, pd.DataFrame(records, columns=["panel", "arm", "series", "value", "low", "high", "seeds"])
 
@@ -73,7 +74,8 @@ def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
     records: list[dict[str, object]] = []
     for row, name in enumerate(names):
         if name not in arms:
-            ax.text(0.5, row, "not run", ha="center", va="center", color=style.GREY, fontsize=7)
+            ax.text(0.5, row, "not run", transform=ax.get_yaxis_transform(), ha="center", va="center", color=style.GREY,
+                    fontsize=7)
             continue
         score_S_D = arms[name].final(metric, datasets)
         found, run_S = statistics.iqm(score_S_D), np.sort(score_S_D.mean(axis=1))
@@ -84,8 +86,16 @@ def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
         records += [{"arm": name, "series": "seed", "value": value} for value in run_S]
     ax.set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].seeds)})" if n in arms else n for n in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
-    ax.set_xlim(0, 1)
+    ax.margins(x=0.08)
+    ax.set_xlabel("score")
+    style.few_ticks(ax, "x")
     return records
+
+
+def _seeds(results: Results, content: Content) -> str:
+    """Seeds of the arms of a content, for the legend; "" where none was run."""
+    counts = {len(found.seeds) for (own, _), found in placement_arms(results).items() if own == content and found}
+    return f" (n = {', '.join(map(str, sorted(counts)))})" if counts else ""
 
 
 def _cells(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
@@ -112,7 +122,8 @@ def _cells(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
         style.not_run(ax)
     ax.set_xticks(range(2), ["delayed", "per-turn"])
     ax.set_xlim(-0.4, 1.4)
-    ax.set_ylim(0, 1)
+    ax.margins(y=0.15)
+    style.few_ticks(ax, "y")
     ax.set_xlabel("placement")
     return records
 
@@ -132,6 +143,8 @@ def _effects(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]
         records.append({"panel": f"effects on {word}", "item": name, **_numbers(effect)})
     ax.set_yticks(range(len(found)), list(found))
     ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.margins(x=0.08)
+    style.few_ticks(ax, "x")
     ax.set_xlabel("difference")
     return records
 

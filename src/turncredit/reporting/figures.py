@@ -19,6 +19,7 @@ Build = Callable[[Results], tuple[Figure, pd.DataFrame]]
 CRITIC = ("PPO-OR", "PPO-MR", "MT-PPO")
 GROUP = ("GRPO-OR", "GRPO-MR", "MT-GRPO")
 ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # pairs under one another
+FAMILIES = {"critic baseline": CRITIC, "group baseline": GROUP}
 RATES = {"answer_correct": "answer correctness", "format_correct": "format correctness",
          "retrieval_correct": "retrieval correctness"}
 COMPONENTS = {  # of the two-turn study, in the order of Fig. 9
@@ -40,13 +41,18 @@ def draw(name: str, runs: Mapping[str, Runs], scale: Scale) -> tuple[Figure, pd.
     return BUILDERS[name](Results(scale, runs))
 
 
-def _rates(arms: tuple[str, ...], prefix: str, kind: Kind, title: str) -> Build:
-    """Answer, format and retrieval correctness, a row for each training data set (Figs. 3 and 5)."""
+def _rates(families: Mapping[str, tuple[str, ...]], prefix: str, kind: Kind, title: str,
+           named: tuple[str, ...] = ()) -> Build:
+    """Answer, format and retrieval correctness, a row for each training data set and family (Figs. 3 and 5).
+
+    Families have rows of their own: six curves at the ceiling would hide one another.
+    """
     def build(results: Results) -> tuple[Figure, pd.DataFrame]:
-        datasets = _train_on(results, "search")
-        panels = [[Panel(words, f"{prefix}{d}_{rate}", arms, row=STANDS_FOR.get(d, d)) for rate, words in RATES.items()]
-                  for d in datasets]
-        return curves_figure(results, "search", panels, kind, title)
+        rows = [(d, arms, "\n".join(filter(None, (STANDS_FOR.get(d, d), family))))
+                for d in _train_on(results, "search") for family, arms in families.items()]
+        panels = [[Panel(words, f"{prefix}{d}_{rate}", arms, row=row) for rate, words in RATES.items()]
+                  for d, arms, row in rows]
+        return curves_figure(results, "search", panels, kind, title, named)
     return build
 
 
@@ -65,7 +71,7 @@ def _components(names: tuple[str, ...], arms: tuple[str, ...], kind: Kind, title
     """Reward components during training of the two-turn study, three to a row (Figs. 1 and 9 to 12)."""
     def build(results: Results) -> tuple[Figure, pd.DataFrame]:
         largest = results.scale.tool_rewards
-        panels = [Panel(COMPONENTS[n], f"component_{n}", arms, top=1.05 * getattr(largest, n)) for n in names]
+        panels = [Panel(COMPONENTS[n], f"component_{n}", arms, top=getattr(largest, n)) for n in names]
         width = min(len(panels), 3)
         grid = [panels[start:start + width] for start in range(0, len(panels), width)]
         return curves_figure(results, "two_turn", grid, kind, title)
@@ -85,15 +91,16 @@ BUILDERS: dict[str, Build] = {  # which experiments each reads: pages.FIGURES
     "fig1_tool_use": _components(
         ("tool_execution", "exact_match"), GROUP, "ema", "Two-turn study: rewards during training (Fig. 1)"),
     "fig3_training_dynamics": _rates(
-        CRITIC, "", "smooth_sd", "Search: training with the critic baseline (Fig. 3)"),
+        {"": CRITIC}, "", "smooth_sd", "Search: training with the critic baseline (Fig. 3)"),
     "fig3_all_arms": _rates(
-        ALL_ARMS, "", "smooth_sd", "Search: training of all six algorithms (Fig. 3, with the group baseline)"),
+        FAMILIES, "", "smooth_sd",
+        "Search: training of all six algorithms (Fig. 3, with the group baseline)", ALL_ARMS),
     "fig4_ablations": _ablations,
     "fig5_validation": _rates(
-        CRITIC, "validation_", "sd", "Search: validation with the critic baseline (Fig. 5)"),
+        {"": CRITIC}, "validation_", "sd", "Search: validation with the critic baseline (Fig. 5)"),
     "fig5_all_arms": _rates(
-        ALL_ARMS, "validation_", "sd",
-        "Search: validation of all six algorithms (Fig. 5, with the group baseline)"),
+        FAMILIES, "validation_", "sd",
+        "Search: validation of all six algorithms (Fig. 5, with the group baseline)", ALL_ARMS),
     "fig9_reward_components": _components(
         _ALL, GROUP, "ema", "Two-turn study: the six reward components during training (Fig. 9)"),
     "fig10_grpo_or": _components(

@@ -100,6 +100,11 @@ def footer(figure: Figure, text: str) -> None:
     figure.supxlabel(textwrap.fill(text, 140), fontsize=6.5, color=GREY)
 
 
+def few_ticks(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """So few ticks that the numbers of narrow panels do not touch."""
+    axes.locator_params(axis=axis, nbins=4)
+
+
 def not_run(axes: Axes) -> None:
     """Say in an empty panel that it is empty."""
     axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=GREY)
