@@ -49,7 +49,7 @@ setup: $(VENV)
 $(VENV): $(ENVS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1); name one: make PYTHON=python3.11 ..." >&2; exit 1; }
-	@echo "make: installing the pinned packages into .venv: a few minutes, 2 GB"
+	@echo "make: installing the pinned packages into .venv: a few minutes, 3 GB"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq --disable-pip-version-check $(ENVS:%=-r %)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
