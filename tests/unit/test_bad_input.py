@@ -210,7 +210,7 @@ def with_row_twice(cells: pd.DataFrame) -> pd.DataFrame:
 @pytest.mark.parametrize("file", ["metrics.csv", "evaluation.csv"])
 @pytest.mark.parametrize(("change", "says"), [
     (without_column, ("column 'answer_correct' is missing",)), (with_nan, ("line 3, column 'answer_correct'", "nan")),
-    (with_row_twice, ("repeats an earlier row",))])
+    (with_row_twice, ("repeats an earlier one",))])
 def test_a_faulty_results_file_is_named_and_not_collected(finished: Clone, file: str, says: tuple[str, ...],
                                                           change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
     path = finished.results / file
