@@ -22,6 +22,7 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/audit.smk"
+include: "workflow/rules/mistyped.smk"
 
 
 localrules:

@@ -97,7 +97,7 @@ def plan(experiment: Annotated[str | None, typer.Option(help="one experiment; al
     from turncredit.planning.show import tables, to_csv
 
     made = make_plan(_scale(scale, root), root, experiment, arm)
-    Console(width=200).print(*tables(made), sep="\n")
+    Console(width=None if sys.stdout.isatty() else 200).print(*tables(made), sep="\n")
     made.check()
     if output is not None:
         write_text(output, to_csv(made))
@@ -133,6 +133,8 @@ def fetch(names: Annotated[list[str] | None, typer.Argument(help="sources of con
             typer.echo(f"{name:24} {state:>12}  {source.title}; licence: {source.licence}")
         return
     needed = registry.needed(_scale(scale, root)) if scale is not None else []
+    if scale is not None and not needed:
+        typer.echo(f"scale {scale} reads no source: it makes its data itself")
     fetch_sources(registry, dict.fromkeys([*(names or ()), *needed]), verify=verify)
 
 
@@ -364,12 +366,15 @@ def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the
 @app.command()
 def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write one table from collected runs, as CSV, Markdown and LaTeX."""
+    from turncredit.reporting.pages import TABLES, check_folders
     from turncredit.reporting.render import save
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
     from turncredit.reporting.tables import tabulate
 
     settings = _scale(scale, root)
+    check_folders(f"table {name}", TABLES.get(name, ()), folders or [], settings, root,
+                  f"paper_tables/{scale}/{name}.csv")
     made = tabulate(name, read_folders(folders or (), settings), settings, read_reported(root / FOLDER))
     save(made, root / "paper_tables" / scale)
 
@@ -378,10 +383,12 @@ def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: R
 def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Draw one figure from collected runs, as PDF and PNG, beside a CSV of what it draws."""
     from turncredit.reporting.figures import draw
+    from turncredit.reporting.pages import FIGURES, check_folders
     from turncredit.reporting.runs import read_folders
     from turncredit.reporting.style import save
 
     settings = _scale(scale, root)
+    check_folders(f"figure {name}", FIGURES.get(name, ()), folders or [], settings, root, f"figures/{scale}/{name}.pdf")
     drawn, data = draw(name, read_folders(folders or (), settings), settings)
     save(name, drawn, data, root / "figures" / scale)
 
@@ -390,10 +397,13 @@ def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: 
 def audit(folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Set every reported number and claim beside ours: audit.csv, audit.md, and headline.txt."""
     from turncredit.files import write_text
+    from turncredit.reporting.pages import BASE, check_folders
     from turncredit.reporting.summary import headline as headline_of
     from turncredit.reporting.summary import save
 
     settings = _scale(scale, root)
+    check_folders("audit", [BASE, *settings.experiments], folders or [], settings, root,
+                  f"audit --config scale={scale}")
     entries = _entries(folders, settings, root)
     save(entries, settings, root / "paper_tables" / scale)
     write_text(root / "paper_tables" / scale / "headline.txt", headline_of(entries, settings))
@@ -415,9 +425,12 @@ def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
 def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.Option("--picture")] = None,
            scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write the README's results section from collected runs."""
+    from turncredit.reporting.pages import BASE, check_folders
     from turncredit.reporting.summary import readme_section, update_readme
 
     settings = _scale(scale, root)
+    check_folders("readme", [BASE, *settings.experiments], folders or [], settings, root,
+                  f"readme --config scale={scale}", whole=True)
     shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
     update_readme(root / "README.md", readme_section(_entries(folders, settings, root), settings, shown))
 

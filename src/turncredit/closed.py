@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from turncredit.errors import ConfigError, nearest
 
@@ -44,7 +45,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
         ConfigError: unreadable, no YAML, a key twice, or not a mapping.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        with path.open(encoding="utf-8") as file:  # not its text: errors then tell the file's name
+            content = yaml.load(file, _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {error}", "mend the YAML") from error
     if not isinstance(content, dict):
@@ -52,20 +54,37 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def explain(error: Any, root: type[BaseModel]) -> str:
-    """One of pydantic's errors about a ``root``, as: key, value, what is wrong, nearest known word."""
-    loc = [str(part) for part in error["loc"] if part != "[key]"]
-    where, message = ".".join(loc), str(error["msg"])
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {where}; {nearest(loc[-1], _known_keys(loc[:-1], root))}"
-    if error["type"] == "missing":
-        return f"{where} is missing: add it"
-    if error["type"] == "value_error":  # a check of a whole section, whose text begins with the key
-        return ".".join([*loc, message.removeprefix("Value error, ")])
-    if error["type"] == "literal_error":
-        allowed = re.findall(r"'([^']+)'", error["ctx"]["expected"])
-        message += f"; {nearest(str(error['input']), allowed)}"
-    return f"{where} = {error['input']!r}: {message}"
+def explain(error: ValidationError, root: type[BaseModel]) -> str:
+    """Pydantic's faults of a ``root``, each as: key, value, what is wrong, nearest known word.
+
+    A fault that several sections share, as those do that name one anchor, is told once.
+    """
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for fault in error.errors():
+        loc = [str(part) for part in fault["loc"] if part != "[key]"]
+        key = loc.pop() if loc else ""
+        before, after = _words(fault, key, loc, root)
+        places.setdefault((before, key, after), []).append(".".join(loc))
+    told = []
+    for (before, key, after), (first, *others) in places.items():
+        also = f" (also in {', '.join(others)})" if others else ""
+        told.append(f"{before}{'.'.join(filter(None, (first, key)))}{also}{after}")
+    return "; ".join(told)
+
+
+def _words(fault: ErrorDetails, key: str, section: list[str], root: type[BaseModel]) -> tuple[str, str]:
+    """What is said of a fault before and after its place."""
+    message = str(fault["msg"])
+    if fault["type"] == "extra_forbidden":
+        return "unknown key ", f"; {nearest(key, _known_keys(section, root))}"
+    if fault["type"] == "missing":
+        return "", " is missing: add it"
+    if fault["type"] == "value_error":  # a check of a whole section, whose text begins with the key
+        return "", ("." if key else "") + message.removeprefix("Value error, ")
+    if fault["type"] == "literal_error":
+        allowed = re.findall(r"'([^']+)'", fault["ctx"]["expected"])
+        message += f"; {nearest(str(fault['input']), allowed)}"
+    return "", f" = {fault['input']!r}: {message}"
 
 
 def _known_keys(loc: list[str], root: type[BaseModel]) -> list[str]:

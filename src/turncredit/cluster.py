@@ -110,7 +110,7 @@ class Site(Closed):
         try:
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
-            raise ConfigError(f"{path}: {explain(error.errors()[0], cls)}",
+            raise ConfigError(f"{path}: {explain(error, cls)}",
                               "profiles/slurm/site.example.yaml tells every key") from None
 
     def default_resources(self, **needs: int) -> Resources:

@@ -379,7 +379,7 @@ def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
             for arm in settings.arms:
                 scale.identical(experiment, arm)
     except ValidationError as error:
-        raise ConfigError(f"{path}: " + "; ".join(explain(e, Scale) for e in error.errors()),
+        raise ConfigError(f"{path}: {explain(error, Scale)}",
                           f"{config_dir / 'README.md'} tells what each key holds") from error
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", error.remedy) from error

@@ -66,8 +66,8 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes.
+def sha256(path: Path, remedy: str = "make it again with snakemake") -> str:
+    """Hex digest of a file's bytes; ``remedy`` says how to make one that is not there.
 
     Raises:
         DataError: the file is missing or unreadable.
@@ -76,7 +76,7 @@ def sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "make it again with snakemake") from error
+        raise DataError(f"{path}: {error.strerror}", remedy) from error
 
 
 def sync(path: Path) -> None:

@@ -127,14 +127,15 @@ def finished(played: Path, tmp_path: Path) -> Clone:
 
 # --- data -------------------------------------------------------------------------------------------------------------
 
+REMAKE = "make it again: snakemake --cores 2 --force data/test/world.json"
 QUESTIONS = "data/test/questions/facts.train.jsonl"
 
 
 @pytest.mark.parametrize(("file", "change", "says"), [
-    (QUESTIONS, Path.unlink, ("facts.train.jsonl: No such file", "make it again")),
-    (QUESTIONS, lambda path: path.write_text(path.read_text() + " "), ("differs from the sha256", "remove it and")),
+    (QUESTIONS, Path.unlink, ("facts.train.jsonl: No such file", REMAKE)),
+    (QUESTIONS, lambda path: path.write_text(path.read_text() + " "), ("differs from the sha256", REMAKE)),
     ("data/test/questions/facts.test.jsonl", lambda path: path.write_text(""), ("facts.test.jsonl", "differs")),
-    ("data/test/world.json", Path.unlink, ("world.json: cannot be read", "snakemake data")),
+    ("data/test/world.json", Path.unlink, ("world.json: cannot be read", REMAKE)),
     ("data/test/world.json", lambda path: path.write_text("{}"), ("world.json: cannot be read", "'sha256'")),
     ("data/test/world.json", lambda path: path.write_text("[]"), ("world.json: cannot be read",)),
     ("policy/test/base/search/model.safetensors", Path.unlink, ("policy/test/base/search", "snakemake")),
@@ -154,7 +155,7 @@ def test_a_missing_or_altered_file_is_refused_before_any_step(clone: Clone, file
 def test_an_altered_corpus_is_not_indexed(clone: Clone) -> None:
     corpus = clone.root / "data" / "test" / "corpus.jsonl"
     corpus.write_text('{"id": "0", "contents": "\\"Kenya\\"\\nAltered."}\n')
-    clone.refuses("index", says=("corpus.jsonl: differs from the sha256 in world.json", "snakemake data"))
+    clone.refuses("index", says=("corpus.jsonl: differs from the sha256 in world.json", REMAKE))
     corpus.unlink()
     clone.refuses("index", says=("corpus.jsonl: No such file",))
 
@@ -165,7 +166,7 @@ def test_policies_are_not_made_of_an_altered_world(clone: Clone, command: str) -
     (clone.root / "data" / "test" / "corpus.jsonl").write_text('{"id": "0", "contents": "x"}\n')
     shutil.copytree(clone.root / "policy/test/base/search", clone.root / "policy/test/tokenizer")
     arguments = [command, "clean"] if command == "warm-start" else [command]
-    clone.refuses(*arguments, says=("differs from the sha256", "remove it and make it again"))
+    clone.refuses(*arguments, says=("differs from the sha256", REMAKE))
 
 
 def test_an_evaluation_without_a_trained_policy_says_so(clone: Clone) -> None:
@@ -208,8 +209,8 @@ def with_row_twice(cells: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.mark.parametrize("file", ["metrics.csv", "evaluation.csv"])
 @pytest.mark.parametrize(("change", "says"), [
-    (without_column, ("column 'answer_correct' is missing",)), (with_nan, ("row 2, column 'answer_correct'", "nan")),
-    (with_row_twice, ("repeats an earlier row",))])
+    (without_column, ("column 'answer_correct' is missing",)), (with_nan, ("line 3, column 'answer_correct'", "nan")),
+    (with_row_twice, ("repeats an earlier one",))])
 def test_a_faulty_results_file_is_named_and_not_collected(finished: Clone, file: str, says: tuple[str, ...],
                                                           change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
     path = finished.results / file
@@ -250,7 +251,8 @@ def test_an_index_that_is_not_there_is_named(clone: Clone) -> None:
     clone.refuses("train", *CHAINS, search=retriever,
                   says=("index.json: not an index manifest", "build it again: snakemake index"))
     (clone.root / "index" / "test" / "index.json").unlink()
-    clone.refuses("train", *CHAINS, search=retriever, says=("index.json: no finished index here",))
+    clone.refuses("train", *CHAINS, search=retriever,
+                  says=("index.json: no finished index here", "build it: snakemake --cores 2 "))
 
 
 def test_a_taken_port_is_named(clone: Clone) -> None:

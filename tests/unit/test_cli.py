@@ -87,6 +87,38 @@ def test_a_faulty_configuration_is_named(tmp_path: Path, old: str, new: str, say
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
+    (["figure", "fig3_training_dynamics"], "results/mini/search; or"),
+    (["figure", "fig3_training_dynamics"], "snakemake --cores 2 figures/mini/fig3_training_dynamics.pdf"),
+    (["figure", "fig3_training_dynamics", "results/mini/two_turn"], "reads the runs of search, and no folder"),
+    (["table", "table2_answer"], "reads the runs of search, base, and no folder"),
+    (["audit"], "snakemake --cores 2 audit --config scale=mini"),
+    (["readme"], "snakemake --cores 2 readme --config scale=mini"),
+    (["readme", "results/mini/base", "results/mini/search", "results/mini/two_turn"], "of ablation, placement, and no"),
+])
+def test_a_page_of_no_runs_is_not_written_over_a_good_one(tmp_path: Path, arguments: list[str], says: str) -> None:
+    root = config_with(tmp_path, "seeds: 3", "seeds: 3")
+    (root / "README.md").write_text("results\n")
+    result = CliRunner().invoke(cli.app, [*arguments, "--root", str(root)])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert {path.name for path in root.iterdir()} == {"config", "README.md"}
+    assert (root / "README.md").read_text() == "results\n"
+
+
+def test_a_table_that_reads_no_runs_wants_no_folder(tmp_path: Path) -> None:
+    root = config_with(tmp_path, "seeds: 3", "seeds: 3")
+    (root / "paper_tables").mkdir()
+    (root / "paper_tables" / "reported").symlink_to(ROOT / "paper_tables" / "reported")
+    assert CliRunner().invoke(cli.app, ["table", "table1_granularity", "--root", str(root)]).exit_code == 0
+    assert (root / "paper_tables" / "mini" / "table1_granularity.csv").exists()
+
+
+def test_a_scale_that_fetches_nothing_says_so() -> None:
+    result = CliRunner().invoke(cli.app, ["fetch", "--scale", "mini", "--root", str(ROOT)])
+    assert (result.exit_code, result.stdout) == (0, "scale mini reads no source: it makes its data itself\n")
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
     (["train", "--experiment", "serach", "--arm", "MT-PPO"], "did you mean 'search'?"),
     (["train", "--experiment", "search", "--arm", "MT-PP"], "did you mean 'MT-PPO'?"),
     (["train", "--experiment", "search", "--arm", "MT-PPO", "--seed", "-1"], "seed -1 is negative"),

@@ -287,6 +287,19 @@ def test_a_file_that_is_no_configuration_is_named(folder: Path, content: str, sa
     error = refusal(folder, content)
     assert error.message.startswith(str(folder / "tiny.yaml"))
     assert says in error.message
+    assert "unicode string" not in error.message
+
+
+def test_a_fault_of_an_anchor_is_told_once_with_its_places(folder: Path) -> None:
+    experiments = "".join(f"  {name}: {{train_on: [facts], arms: {{}}, task: {{name: search}}, training: {training}}}\n"
+                          for name, training in (("a", "&t {stepz: 3, gamma: 2}"), ("b", "*t"), ("c", "*t")))
+    content = {key: value for key, value in TINY.items() if key != "experiments"}
+    with pytest.raises(ConfigError) as error:
+        load(folder, f"{yaml.safe_dump(content)}experiments:\n{experiments}")
+    also = "(also in experiments.b.training, experiments.c.training)"
+    assert f"unknown key experiments.a.training.stepz {also}; did you mean 'steps'?" in error.value.message
+    assert f"experiments.a.training.gamma {also} = 2: Input should be" in error.value.message
+    assert error.value.message.count(";") == 2
 
 
 def test_merged_keys_may_be_overridden_and_shared(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from accelerate.utils import calculate_maximum_sizes
+from rich.table import Table
 from typer.testing import CliRunner
 
 from turncredit import cli
@@ -30,7 +31,7 @@ from turncredit.planning.memory import (
     memory,
 )
 from turncredit.planning.plan import make_plan
-from turncredit.planning.show import to_csv
+from turncredit.planning.show import tables, to_csv
 from turncredit.planning.workload import Speed, decode_seconds, forward_flops, hours, workload
 
 ROOT = Path(__file__).parents[2]
@@ -205,6 +206,18 @@ def test_what_cannot_fit_is_refused_with_the_key_to_change(paper: Scale, changes
     arm = "MT-GRPO" if "trajectories_per_step" in str(changes) else "MT-PPO"
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         make_plan(changed(paper, **changes), ROOT, "search", arm).check()
+
+
+@pytest.mark.parametrize("name", ["paper", "gpu"])
+def test_the_shown_memory_makes_the_shown_sum(name: str) -> None:
+    """Every part has a column: a row's cells, each rounded to 0.1 GiB, make its sum."""
+    shown = next(table for table in tables(make_plan(load_scale(name, ROOT / "config"), ROOT))
+                 if isinstance(table, Table) and "Memory" in str(table.title))
+    columns = [list(column.cells) for column in shown.columns]
+    assert "reserve" in [column.header for column in shown.columns]
+    for _, _, *parts, total, _ in zip(*columns, strict=True):
+        held = [float(str(part)) for part in parts if part]
+        assert abs(sum(held) - float(str(total))) < 0.05 * (len(held) + 1) + 1e-6
 
 
 def test_the_command_prints_the_plan_and_fails_where_it_cannot_run(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_taken_port_is_named():
 
 def test_the_command_line_tells_what_is_missing(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    assert "snakemake index" in capsys.readouterr().err
+    assert "build it: snakemake --cores 2 " in capsys.readouterr().err
 
 
 def test_importing_the_package_starts_no_jvm():

@@ -1,9 +1,10 @@
-"""Run files are refused with the file, row, column and remedy; what is collected is what was written."""
+"""Run files are refused with the file, line, column and remedy; what is collected is what was written."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -160,18 +161,18 @@ def manifest(**changes: object) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(("fault", "words"), [
-    (edit("answer_correct", 4, ""), ["metrics.csv", "row 5", "'answer_correct'", "is empty"]),
-    (edit("answer_correct", 4, "nan"), ["row 5", "'answer_correct'", "'nan'"]),
-    (edit("reward_total", 4, "inf"), ["row 5", "'reward_total'", "'inf'"]),
+    (edit("answer_correct", 4, ""), ["metrics.csv", "line 6,", "'answer_correct'", "is empty"]),
+    (edit("answer_correct", 4, "nan"), ["line 6", "'answer_correct'", "'nan'"]),
+    (edit("reward_total", 4, "inf"), ["line 6", "'reward_total'", "'inf'"]),
     (edit("format_correct", 4, "1.5"), ["'format_correct'", "'1.5'", "from 0 to 1"]),
     (edit("turns_mean", 4, "two"), ["'turns_mean'", "'two'"]),
     (edit("facts_answer_correct", 4, "1_0"), ["'facts_answer_correct'", "'1_0'"]),
-    (edit("question_id", 4, "", "evaluation.csv"), ["evaluation.csv", "row 5", "'question_id'", "is empty"]),
+    (edit("question_id", 4, "", "evaluation.csv"), ["evaluation.csv", "line 6", "'question_id'", "is empty"]),
     (edit("hops", 4, "1.5", "evaluation.csv"), ["'hops'", "whole number"]),
     (drop("retrieval_correct", "metrics.csv"), ["metrics.csv", "'retrieval_correct'", "missing"]),
     (drop("decoding", "evaluation.csv"), ["evaluation.csv", "'decoding'", "missing"]),
-    (repeat_row, ["evaluation.csv", "row 101", "repeats", "facts-test-3"]),
-    (edit("step", 4, "3"), ["row 5", "repeats", "step = 3"]),
+    (repeat_row, ["evaluation.csv", "line 102", "repeats", "facts-test-3"]),
+    (edit("step", 4, "3"), ["line 6", "repeats", "step = 3"]),
     (cut_rows, ["metrics.csv", "'step'", f"{synthetic.STEPS} steps"]),
     (ask_another_question, ["different questions", "facts-test"]),
     (manifest(ended=None), ["manifest.json", "not finished"]),
@@ -191,6 +192,20 @@ def test_a_fault_is_named_and_nothing_is_written(pair: list[Path], tmp_path: Pat
         assert word in str(error.value)
     assert error.value.remedy
     assert not (tmp_path / "search").exists()
+
+
+def test_the_line_of_a_fault_is_that_of_the_file(pair: list[Path], tmp_path: Path) -> None:
+    """Also below a quoted cell of two lines, and where a line is blank."""
+    path = pair[0] / "evaluation.csv"
+    edit("prediction", 1, "two\nlines", "evaluation.csv")(pair[0])
+    edit("hops", 6, "many", "evaluation.csv")(pair[0])
+    number = next(n for n, line in enumerate(path.read_text().split("\n"), start=1) if ",many," in line)
+    with pytest.raises(DataError, match=f"line {number}, column 'hops' is 'many'"):
+        collect("search", pair, tmp_path / "search", SCALE)
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([*lines[:2], "", *lines[2:]]))
+    with pytest.raises(DataError, match=r"line 3, column '\w+' is empty"):
+        collect("search", pair, tmp_path / "search", SCALE)
 
 
 def test_a_mean_of_ones_with_a_rounding_error_is_a_rate(pair: list[Path], tmp_path: Path) -> None:
@@ -240,8 +255,14 @@ def test_damaged_collected_files_are_refused(pair: list[Path], tmp_path: Path, d
     folder = tmp_path / "search"
     collect("search", pair, folder, SCALE)
     damage(folder)
-    with pytest.raises(DataError, match="search"):
+    with pytest.raises(DataError, match="search") as made:
         read_collected(folder, "fresh", SCALE)
+    assert "git" not in made.value.remedy
+    committed = tmp_path / "results/shipped/mini/search"
+    shutil.copytree(folder, committed)
+    with pytest.raises(DataError) as shipped:
+        read_collected(committed, "shipped", SCALE)
+    assert shipped.value.remedy.startswith(f"git checkout -- {committed}")
 
 
 def test_folders_say_whose_runs_they_hold(pair: list[Path], tmp_path: Path) -> None:

@@ -83,6 +83,29 @@ def test_shipped_is_asked_for_and_nothing_is_shipped(clone: Clone) -> None:
     assert "results/shipped/smoke/search: no runs are shipped; use --config runs=auto" in done.stdout
 
 
+@pytest.mark.parametrize("file", ["metrics.csv", "evaluation.csv.gz", "manifests.json"])
+def test_a_damaged_folder_of_shipped_runs_is_not_trained_again(clone: Clone, ship: Callable[..., None],
+                                                               file: str) -> None:
+    ship("search")
+    (clone.root / "results/shipped/mini/search" / file).unlink()
+    done = clone.snakemake("--dry-run", FIGURE, check=False)
+    assert done.returncode != 0
+    assert f"git checkout -- results/shipped/mini/search/{file}" in done.stdout
+
+
+def test_fresh_runs_can_be_made_beside_damaged_shipped_ones(clone: Clone, ship: Callable[..., None]) -> None:
+    ship("search")
+    (clone.root / "results/shipped/mini/search/metrics.csv").unlink()
+    assert clone.jobs(FIGURE, "--config", "runs=fresh")["train"] == 6 * 3
+
+
+def test_a_page_whose_runs_are_neither_here_nor_asked_for_is_refused(clone: Clone) -> None:
+    done = clone.snakemake("--dry-run", "figures/smoke/fig1_tool_use.pdf", "--config", "scale=smoke",
+                           "experiments=search", check=False)
+    assert done.returncode != 0
+    assert "no runs of two_turn at scale 'smoke' are here, and this call asks for none" in done.stdout
+
+
 def test_without_any_runs_an_unasked_experiment_is_left_out(clone: Clone) -> None:
     """Its pages and its rows of the audit are not run; nothing of it is trained."""
     output = clone.snakemake("--dry-run", "--config", "scale=smoke", "experiments=two_turn").stdout
@@ -117,8 +140,12 @@ def test_the_workflow_passes_snakemakes_lint(clone: Clone) -> None:
     (["--config", "experiments=serach"], ["no experiment 'serach'", "did you mean 'search'?"]),
     (["results/mini/search/MT-PPX/seed-0/metrics.csv"], ["no arm 'MT-PPX'", "did you mean 'MT-PPO'?"]),
     (["results/mini/serach/MT-PPO/seed-0/metrics.csv"], ["no experiment 'serach'", "did you mean 'search'?"]),
-    (["figures/mini/fig3_training_dynamic.pdf"], ["No rule to produce figures/mini/fig3_training_dynamic.pdf"]),
-    (["figures/mega/fig3_training_dynamics.pdf"], ["No rule to produce figures/mega/fig3_training_dynamics.pdf"]),
+    (["figures/mini/fig3_training_dynamic.pdf"],
+     ["no figure 'fig3_training_dynamic'", "did you mean 'fig3_training_dynamics'?"]),
+    (["figures/mini/fig3_training_dynamics.pfd"], ["ends in 'pfd'", "did you mean 'pdf'?"]),
+    (["figures/mimi/fig3_training_dynamics.pdf"], ["no scale 'mimi'", "did you mean 'mini'?"]),
+    (["paper_tables/mini/table2_answr.csv"], ["no table 'table2_answr'", "did you mean 'table2_answer'?"]),
+    (["paper_tables/mini/audti.csv"], ["no table 'audti'", "did you mean 'audit'?"]),
 ])
 def test_a_mistyped_call_is_refused_with_the_nearest_name(clone: Clone, arguments: list[str], says: list[str]) -> None:
     done = clone.snakemake("--dry-run", *arguments, check=False)

@@ -152,19 +152,29 @@ def run_files(wildcards, file: str) -> list[str]:
     ]
 
 
+COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json")
+
+
+def is_shipped(scale: str, experiment: str) -> bool:
+    """Whether its runs are committed: their folder is there, and whole."""
+    folder = Path("results/shipped", scale, experiment)
+    for file in (folder / name for name in COLLECTED if folder.exists() and not (folder / name).exists()):
+        raise WorkflowError(f"{file}: missing from the shipped runs; git checkout -- {file}, or --config runs=fresh")
+    return folder.exists()
+
+
 @cache
 def source_of(scale: str, experiment: str) -> str | None:
     """Whose runs of an experiment are drawn: "fresh", "shipped", or None where there are none to draw."""
-    fresh = all(Path(run, "evaluation.csv").exists() for run in runs_of(scale, experiment))
-    shipped = Path(f"results/shipped/{scale}/{experiment}/evaluation.csv.gz").exists()
     asked = experiment == "base" or experiment in config.get("experiments", [experiment])
     if config["runs"] == "shipped":
-        if asked and not shipped:
+        if asked and not is_shipped(scale, experiment):
             raise WorkflowError(f"results/shipped/{scale}/{experiment}: no runs are shipped; use --config runs=auto")
-        return "shipped" if shipped else None
-    if fresh or (asked and (config["runs"] == "fresh" or not shipped)):
+    elif all(Path(run, "evaluation.csv").exists() for run in runs_of(scale, experiment)):
         return "fresh"
-    return "shipped" if shipped else None
+    elif asked and (config["runs"] == "fresh" or not is_shipped(scale, experiment)):
+        return "fresh"
+    return "shipped" if is_shipped(scale, experiment) else None
 
 
 def collected(scale: str, experiments) -> list[str]:
@@ -176,8 +186,15 @@ def collected(scale: str, experiments) -> list[str]:
 
 def collected_files(scale: str, experiments) -> list[str]:
     """The files in those folders."""
-    files = ("metrics.csv", "evaluation.csv.gz", "manifests.json")
-    return [f"{folder}/{file}" for folder in collected(scale, experiments) for file in files]
+    return [f"{folder}/{file}" for folder in collected(scale, experiments) for file in COLLECTED]
+
+
+def files_of_page(scale: str, uses) -> list[str]:
+    """The files that a figure or table is made from; there is no page of no runs."""
+    found = collected_files(scale, uses)
+    if uses and not found:
+        raise WorkflowError(f"no runs of {', '.join(uses)} at scale {scale!r} are here, and this call asks for none")
+    return found
 
 
 def pages(scale: str, registry, of: str | None = None) -> list[str]:
@@ -193,3 +210,28 @@ def drawn(scale: str, of: str | None = None) -> list[str]:
         *(f"paper_tables/{scale}/{name}.csv" for name in pages(scale, TABLES, of)),
         f"paper_tables/{scale}/audit.csv",
     ]
+
+
+# What each page's files end in; the audit is a page beside them.
+ENDS = {"figures": ("pdf", "png", "csv"), "paper_tables": ("csv", "md", "tex")}
+PAGES = {"figures": ("figure", [*FIGURES]), "paper_tables": ("table", [*TABLES, "audit"])}
+
+
+def no_page() -> str:
+    """Constraint: files of figures and tables that no rule makes, those that are committed aside."""
+    made = [
+        f"{folder}/({'|'.join(SCALES)})/({'|'.join(names)})[.]({'|'.join(ENDS[folder])})$"
+        for folder, (_, names) in PAGES.items()
+    ]
+    return f"(?!{'|'.join(made)}|.*/(shipped|reported|headline[.]txt))({'|'.join(PAGES)})"
+
+
+def mistyped(folder: str, scale: str, file: str) -> list[str]:
+    """Refuse such a file before any job, with the nearest name."""
+    kind, names = PAGES[folder]
+    name, _, end = file.partition(".")
+    if scale not in SCALES:
+        raise WorkflowError(f"{folder}/{scale}: no scale {scale!r}; {nearest(scale, SCALES)}")
+    if name not in names:
+        raise WorkflowError(f"no {kind} {name!r}; {nearest(name, names)}")
+    raise WorkflowError(f"no file of {kind} {name!r} ends in {end!r}; {nearest(end, ENDS[folder])}")

@@ -7,7 +7,7 @@ for _name, _uses in FIGURES.items():
         name:
             f"figure_{_name}"
         input:
-            runs=lambda w, uses=_uses: collected_files(w.scale, uses),
+            runs=lambda w, uses=_uses: files_of_page(w.scale, uses),
             code=DRAWING,
         output:
             pdf=f"figures/{{scale}}/{_name}.pdf",

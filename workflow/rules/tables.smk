@@ -3,7 +3,7 @@
 
 rule table:
     input:
-        runs=lambda w: collected_files(w.scale, TABLES[w.name]),
+        runs=lambda w: files_of_page(w.scale, TABLES[w.name]),
         reported=REPORTED,
         code=DRAWING,
     output:

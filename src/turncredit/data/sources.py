@@ -177,7 +177,7 @@ def load_registry(root: Path) -> Registry:
     try:
         registry = Registry.model_validate(read_mapping(path) | {k: v for k, v in asked.items() if v})
     except ValidationError as error:
-        raise ConfigError(f"{path}: " + "; ".join(explain(e, Registry) for e in error.errors()),
+        raise ConfigError(f"{path}: {explain(error, Registry)}",
                           "docs/PAPER_SCALE.md tells what each key holds") from error
     return registry.model_copy(update={"downloads": str(root / registry.downloads)})
 

@@ -64,7 +64,7 @@ def load_catalogue(config_dir: Path) -> Catalogue:
     try:
         return Catalogue.model_validate(read_mapping(path))
     except ValidationError as error:
-        raise ConfigError(f"{path}: " + "; ".join(explain(e, Catalogue) for e in error.errors()),
+        raise ConfigError(f"{path}: {explain(error, Catalogue)}",
                           "mend the key") from error
 
 

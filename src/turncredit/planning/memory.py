@@ -113,7 +113,7 @@ def _server(run: RunConfig, shape: Shape, share: float, reserve: float) -> dict[
     if run.engine.placement != "server":
         return {}
     weights = 2 * shape.parameters / run.engine.tensor_parallel
-    return {WEIGHTS: weights, "keys and values": max(share - weights, 0.0), RESERVE: reserve}
+    return {ENGINE: max(share, weights), RESERVE: reserve}  # its copy of the weights, and keys and values
 
 
 def _host(run: RunConfig, shape: Shape, critic: bool, reference: bool, sharded: bool) -> dict[str, dict[str, float]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
-from turncredit.planning.memory import GIB, PARTS, RESERVE
+from turncredit.planning.memory import GIB, PARTS
 from turncredit.planning.plan import Plan, RunPlan
 
 Record = tuple[str, str, str, str, float | int | str]  # experiment, arm, section, item, value
@@ -95,8 +95,10 @@ def _batches(plan: Plan) -> Table:
 
 
 def _memory(plan: Plan) -> Table:
-    """Alike arms share a row."""
-    shown = [part for part in PARTS if part != RESERVE]
+    """Alike arms share a row; a column for each part that some run has, so that the columns make the sum."""
+    held = [parts for found in plan.runs
+            for parts in (*found.memory.gpu.values(), *found.memory.host.values(), found.memory.server)]
+    shown = [part for part in PARTS if any(parts.get(part) for parts in held)]
     table = _table("Memory, GiB: each moment of a training GPU, then the node", "arm", "moment", *shown, "sum", "of")
     alike: dict[tuple[tuple[str, ...], ...], list[RunPlan]] = {}
     rows_of = {}
@@ -115,7 +117,7 @@ def _memory(plan: Plan) -> Table:
         rows_of[tuple(rows)] = rows
     for key, group in alike.items():
         for n, row in enumerate(rows_of[key]):
-            table.add_row(", ".join(map(_label, group)) if n == 0 else "", *row)
+            table.add_row("\n".join(map(_label, group)) if n == 0 else "", *row)
     return table
 
 

@@ -76,8 +76,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
         plain = PreTrainedTokenizerFast
         tokenizer: Any = (plain if _saved_class(path) == plain.__name__ else AutoTokenizer).from_pretrained(str(path))
     except (OSError, ValueError, KeyError) as error:
+        again = f"make it again: snakemake --cores 2 --force {path}; or " if isinstance(path, Path) else ""
         raise CheckpointError(f"{path}: no readable tokenizer: {_first_line(error)}",
-                              "make it again with snakemake, or name another policy") from error
+                              f"{again}name another policy") from error
     if not tokenizer.is_fast:
         raise CheckpointError(f"{path}: the tokenizer has no fast version", "name a policy with tokenizer.json")
     return tokenizer

@@ -56,7 +56,7 @@ def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype 
     local = folder.is_dir()
     if not local and (isinstance(path_or_id, Path) or str(path_or_id).count("/") != 1):
         raise CheckpointError(f"{folder}: no such policy folder",
-                              "make it with snakemake, or name a hub id 'owner/name'")
+                              f"make it: snakemake --cores 2 {folder}; or name a hub id 'owner/name'")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(path_or_id), dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
@@ -64,14 +64,14 @@ def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype 
         first = str(error).strip().partition("\n")[0]
         if local:
             raise CheckpointError(f"{folder}: the policy cannot be loaded: {first}",
-                                  "make it again with snakemake") from error
+                                  f"make it again: snakemake --cores 2 --force {folder}") from error
         raise DataError(f"{path_or_id}: no such folder, and not fetched from the hub: {first}",
                         "check the name and the network") from error
     model, report = loaded
     absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if absent:
         raise CheckpointError(f"{path_or_id}: weights are missing or misshapen: {', '.join(absent[:3])}",
-                              "make it again with snakemake")
+                              f"make it again: snakemake --cores 2 --force {folder}" if local else "name another one")
     return model.to(device).eval()
 
 

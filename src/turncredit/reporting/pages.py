@@ -6,6 +6,12 @@ The workflow reads this at every start, so it imports nothing of what draws: ``f
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from turncredit.config import Scale
+from turncredit.errors import ConfigError
+
 BASE = "base"  # the pseudo-experiment that holds the evaluations of the untrained policies
 
 FIGURES: dict[str, tuple[str, ...]] = {
@@ -32,3 +38,31 @@ TABLES: dict[str, tuple[str, ...]] = {
     "ablation": ("ablation",),
     "placement": ("placement",),
 }
+
+
+def check_folders(page: str, reads: Collection[str], folders: Sequence[Path], scale: Scale, root: Path, target: str, *,
+                  whole: bool = False) -> None:
+    """Refuse to make a page of nothing, which would say "not run" in the place of a good one.
+
+    Args:
+        page: its name, for the message.
+        reads: experiments that it reads, of this scale or not; a page that reads none wants no folder.
+        folders: of collected runs; each has its experiment's name.
+        scale: whose runs they are.
+        root: the clone.
+        target: what Snakemake makes the page by.
+        whole: whether it wants all that it reads, and not only some.
+
+    Raises:
+        ConfigError: no folder of what it reads, or with ``whole`` not all of them; or the scale has no such experiment.
+    """
+    known = [name for name in reads if name == BASE or name in scale.experiments]
+    if reads and not known:
+        raise ConfigError(f"{page} reads the runs of {', '.join(reads)}, and scale {scale.name!r} has none",
+                          "name another scale, or add the experiment to this one")
+    missing = [name for name in known if name not in {folder.name for folder in folders}]
+    if missing and (whole or missing == known):
+        shipped, fresh = Path("results/shipped", scale.name), Path("results", scale.name)
+        shown = [str((shipped if (root / shipped / name).exists() else fresh) / name) for name in missing]
+        raise ConfigError(f"{page} reads the runs of {', '.join(missing)}, and no folder of theirs is named",
+                          f"name them: {' '.join(shown)}; or let the workflow find them: snakemake --cores 2 {target}")

@@ -14,7 +14,7 @@ import pandas as pd
 
 from turncredit.config import Scale
 from turncredit.errors import DataError, nearest
-from turncredit.reporting.schema import read_cells
+from turncredit.reporting.schema import line_of, read_cells
 
 FOLDER = Path("paper_tables/reported")
 
@@ -121,17 +121,17 @@ def read_reported(folder: Path = FOLDER) -> Reported:
     values: list[Value] = []
     for path in sorted(folder.glob("*.csv")):
         if path.name not in ("claims.csv", "claim_tests.csv", "datasets.csv", "table1.csv"):
-            values += [_value(row, f"{path}: row {n}") for n, row in _rows(path, _VALUES, "value_id")]
+            values += [_value(row, f"{path}: line {n}") for n, row in _rows(path, _VALUES, "value_id")]
     datasets = {row["dataset"]: Dataset(**row) for _, row in _rows(folder / "datasets.csv", _DATASETS, "dataset")}
     for value in values:
         if value.dataset not in datasets:
             raise DataError(f"{folder}: {value.value_id}: no dataset {value.dataset!r} in datasets.csv",
                             nearest(value.dataset, datasets))
     path = folder / "claims.csv"
-    claims = [Claim(_integer(row["claim_id"], f"{path}: row {n}"), *(row[k] for k in _CLAIMS[1:]))
+    claims = [Claim(_integer(row["claim_id"], f"{path}: line {n}"), *(row[k] for k in _CLAIMS[1:]))
               for n, row in _rows(path, _CLAIMS, "claim_id")]
     path = folder / "claim_tests.csv"
-    tests = [_test(row, f"{path}: row {n}") for n, row in _rows(path, _TESTS, None)]
+    tests = [_test(row, f"{path}: line {n}") for n, row in _rows(path, _TESTS, None)]
     known = {claim.claim_id for claim in claims}
     if odd := known ^ {test.claim_id for test in tests}:
         raise DataError(f"{folder}: claim {min(odd)} is in only one of claims.csv and claim_tests.csv", _REMEDY)
@@ -141,7 +141,7 @@ def read_reported(folder: Path = FOLDER) -> Reported:
 
 
 def _rows(path: Path, columns: tuple[str, ...], key: str | None) -> list[tuple[int, dict[str, str]]]:
-    """Numbered rows with exactly these columns; ``key`` names each row once."""
+    """Rows with exactly these columns, each with its line; ``key`` names each row once."""
     cells: pd.DataFrame = read_cells(path)
     for name in columns:
         if name not in cells.columns:
@@ -149,7 +149,7 @@ def _rows(path: Path, columns: tuple[str, ...], key: str | None) -> list[tuple[i
     if key is not None and cells[key].duplicated().any():
         raise DataError(f"{path}: {key} {cells[key][cells[key].duplicated()].iloc[0]!r} stands twice", _REMEDY)
     records = cells[list(columns)].to_dict("records")
-    return [(n, {str(k): str(v) for k, v in row.items()}) for n, row in enumerate(records, start=1)]
+    return [(line_of(cells, n), {str(k): str(v) for k, v in row.items()}) for n, row in enumerate(records)]
 
 
 def _value(row: dict[str, str], where: str) -> Value:

@@ -23,7 +23,17 @@ from turncredit.config import HOW, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.pages import BASE
-from turncredit.reporting.schema import EVALUATION, METRICS, RUN, Schema, collected, read_cells, same_columns, typed
+from turncredit.reporting.schema import (
+    EVALUATION,
+    METRICS,
+    RUN,
+    Schema,
+    collected,
+    mending,
+    read_cells,
+    same_columns,
+    typed,
+)
 
 Source = Literal["fresh", "shipped"]
 
@@ -113,15 +123,17 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
     metrics = _read(folder / "metrics.csv", collected(METRICS)) if trained else _no_metrics()
     for file, frame, keys in (("metrics.csv", metrics, trained), ("evaluation.csv.gz", evaluation, {*manifests})):
         if strangers := set(frame["experiment"]) - {experiment}:
-            raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", _COLLECT)
+            raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", mending(folder / file, _COLLECT))
         found = {f"{arm}/seed-{seed}" for arm, seed in zip(frame["arm"], frame["seed"], strict=True)}
         if odd := found ^ keys:
-            raise DataError(f"{folder}: {min(odd)} is in only one of {file} and manifests.json", _COLLECT)
+            raise DataError(f"{folder}: {min(odd)} is in only one of {file} and manifests.json",
+                            mending(folder, _COLLECT))
     for key, manifest in manifests.items():
         where = f"{folder / 'manifests.json'}: {key}"
-        config = check_config(manifest, scale, where)
+        config = check_config(manifest, scale, where, mending(folder / "manifests.json", _RETRAIN))
         if scale is not None and key not in {f"{arm}/seed-{config.seed}" for arm in _arms(config, experiment, scale)}:
-            raise DataError(f"{where}: is a run of {config.experiment}/{config.arm}, not of this arm", _COLLECT)
+            raise DataError(f"{where}: is a run of {config.experiment}/{config.arm}, not of this arm",
+                            mending(folder / "manifests.json", _COLLECT))
     return Runs(experiment, metrics, evaluation, manifests, source)
 
 
@@ -231,21 +243,25 @@ def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
     return [arm for arm in scale.experiments[experiment].arms if scale.identical(experiment, arm) == made]
 
 
-def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str) -> RunConfig:
-    """The manifest's configuration; its hash must be its own, and its settings those of ``scale``."""
+def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, remedy: str = _RETRAIN) -> RunConfig:
+    """The manifest's configuration; its hash must be its own, and its settings those of ``scale``.
+
+    Raises:
+        DataError: they are not; ``where`` it stands, and the ``remedy`` of a manifest that is damaged.
+    """
     raw = manifest.get("config")
     if not isinstance(raw, dict):
-        raise DataError(f"{where}: holds no 'config'", _RETRAIN)
+        raise DataError(f"{where}: holds no 'config'", remedy)
     written = {k: v for k, v in raw.items() if k not in HOW}
     digest = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
     if digest != manifest.get("config_sha256"):
-        raise DataError(f"{where}: config_sha256 is not the hash of its config", _RETRAIN)
+        raise DataError(f"{where}: config_sha256 is not the hash of its config", remedy)
     try:
         config = RunConfig.model_validate(raw)  # a key that is newer than the run takes its default
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", _RETRAIN) from error
+        raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", remedy) from error
     if scale is not None:
         now, then = (c.model_dump(mode="json", exclude=set(HOW))
                      for c in (scale.run(config.experiment, config.arm, config.seed), config))
@@ -277,7 +293,8 @@ def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
             if asked != same:
                 odd = " ".join(sorted(asked ^ same)[0])
                 raise DataError(f"{where}: {arm}/seed-{seed} and {name} were evaluated on different questions: {odd}",
-                                "evaluate both on the same data: remove the older run's folder and train it again")
+                                mending(where, "evaluate both on the same data: remove the older run's folder and "
+                                               "train it again"))
 
 
 def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
@@ -296,11 +313,11 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "run snakemake to make it") from error
+        raise DataError(f"{path}: {error.strerror}", mending(path, "run snakemake to make it")) from error
     except ValueError as error:
-        raise DataError(f"{path}: no valid JSON: {error}", _RETRAIN) from error
+        raise DataError(f"{path}: no valid JSON: {error}", mending(path, _RETRAIN)) from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds no JSON object", _RETRAIN)
+        raise DataError(f"{path}: holds no JSON object", mending(path, _RETRAIN))
     return content
 
 

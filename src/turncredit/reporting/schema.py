@@ -1,7 +1,6 @@
 """What a run's CSV files must look like: read as text, checked cell by cell, then typed.
 
-A fault is a ``DataError`` that names the file, the row (the first row under the header is row 1),
-the column, the value and the remedy.
+A fault is a ``DataError`` that names the file, its line, the column, the value and the remedy.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Schema:
     Attributes:
         columns: required columns and what their cells hold.
         key: columns that together name a row: no two rows agree in all of them.
-        remedy: what to do about a file that breaks the schema.
+        remedy: what to do about a file that breaks the schema, if it is not committed (``mending``).
         after_start: columns that are empty in rows with ``step`` 0 and obey ``columns`` in all others.
     """
 
@@ -51,6 +51,7 @@ class Schema:
     after_start: frozenset[str] = frozenset()
 
 
+_COMMITTED = {("results", "shipped"), ("paper_tables", "reported")}
 _ROUNDING = 1e-9  # a mean of ones may come out as 1 and a bit
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError)
 
@@ -82,21 +83,36 @@ EVALUATION = Schema(
 def collected(schema: Schema) -> Schema:
     """The schema of the same rows collected over runs: the run's columns in front."""
     return Schema(columns={**RUN, **schema.columns}, key=(*RUN, *schema.key), after_start=schema.after_start,
-                  remedy="collect the runs again, or take the shipped file from git again")
+                  remedy="collect the runs again")
+
+
+def mending(path: Path, otherwise: str) -> str:
+    """What to do about a faulty file: one that is committed with the clone is in git."""
+    return f"git checkout -- {path}" if _COMMITTED & {*pairwise(path.parts)} else otherwise
+
+
+def line_of(cells: pd.DataFrame, row: int) -> int:
+    """The line of a file, from 1, where a row of its cells begins, from 0; a quoted cell may hold line breaks.
+
+    >>> line_of(pd.DataFrame({"a": ["two\\nlines", "x"], "b": ["1", "2"]}), 1)
+    4
+    """
+    return 2 + row + sum(str(cell).count("\n") for name in cells.columns for cell in cells[name].iloc[:row])
 
 
 def read_cells(path: Path) -> pd.DataFrame:
-    """The cells of a CSV file as the text that stands there; an empty cell is ``""``.
+    """The cells of a CSV file as the text that stands there; an empty cell is ``""``, as all cells of a blank line.
 
     Raises:
         DataError: the file is missing, cut off, or no CSV.
     """
     try:
-        return pd.read_csv(path, dtype=str, keep_default_na=False, na_filter=False)
+        return pd.read_csv(path, dtype=str, keep_default_na=False, na_filter=False, skip_blank_lines=False)
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file", "run snakemake to make it") from error
+        raise DataError(f"{path}: no such file", mending(path, "run snakemake to make it")) from error
     except _UNREADABLE as error:
-        raise DataError(f"{path}: not a readable CSV file: {error}", "remove it and run snakemake again") from error
+        raise DataError(f"{path}: not a readable CSV file: {error}",
+                        mending(path, "remove it and run snakemake again")) from error
 
 
 def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
@@ -105,11 +121,12 @@ def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
     Raises:
         DataError: a missing column, a cell that breaks its column's rule, a repeated row, or no row.
     """
+    remedy = mending(path, schema.remedy)
     for name in schema.columns:
         if name not in cells.columns:
-            raise DataError(f"{path}: column {name!r} is missing; {nearest(name, cells.columns)}", schema.remedy)
+            raise DataError(f"{path}: column {name!r} is missing; {nearest(name, cells.columns)}", remedy)
     if cells.empty:
-        raise DataError(f"{path}: no rows", schema.remedy)
+        raise DataError(f"{path}: no rows", remedy)
     columns: dict[str, Values] = {}
     start = _parse(cells, "step", Kind.COUNT, schema, path) == 0 if "step" in schema.columns else None
     for name in map(str, cells.columns):
@@ -121,7 +138,7 @@ def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
     if repeated.any():
         row = int(np.flatnonzero(repeated)[0])
         where = ", ".join(f"{k} = {frame[k].iloc[row]}" for k in schema.key)
-        raise DataError(f"{path}: row {row + 1} repeats an earlier row ({where})", schema.remedy)
+        raise DataError(f"{path}: line {line_of(cells, row)} repeats an earlier one ({where})", remedy)
     return frame
 
 
@@ -145,7 +162,8 @@ def _parse(cells: pd.DataFrame, name: str, kind: Kind, schema: Schema, path: Pat
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         shown = "is empty" if empty[row] else f"is {text[row]!r}"
-        raise DataError(f"{path}: row {row + 1}, column {name!r} {shown}; it must hold {kind.value}", schema.remedy)
+        raise DataError(f"{path}: line {line_of(cells, row)}, column {name!r} {shown}; it must hold {kind.value}",
+                        mending(path, schema.remedy))
     return values.astype(int) if kind is Kind.COUNT and not empty.any() else values
 
 

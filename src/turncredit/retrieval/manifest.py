@@ -120,7 +120,8 @@ def read_manifest(index_dir: Path) -> Manifest:
     try:
         return _ADAPTER.validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DataError(f"{path}: no finished index here ({error.strerror})", REBUILD) from error
+        raise DataError(f"{path}: no finished index here ({error.strerror})",
+                        f"build it: snakemake --cores 2 {path}") from error
     except (ValidationError, UnicodeDecodeError, AttributeError) as error:
         raise DataError(f"{path}: not an index manifest: {error}", REBUILD) from error
 

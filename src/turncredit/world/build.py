@@ -57,6 +57,11 @@ def build_world(config: WorldConfig, out_dir: Path) -> None:
     write_text(out_dir / "world.json", json.dumps(summary, indent=2) + "\n")
 
 
+def remake(data: Path) -> str:
+    """The command that makes a world, whatever of it is there; ``data`` is the folder of its scale."""
+    return f"make it again: snakemake --cores 2 --force data/{data.name}/world.json"
+
+
 def recorded(data: Path) -> dict[str, str]:
     """The sha256 of each file of a world, by its name under ``data``.
 
@@ -67,7 +72,7 @@ def recorded(data: Path) -> dict[str, str]:
     try:
         hashes: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}", "make it again: snakemake data") from error
+        raise DataError(f"{path}: cannot be read: {error}", remake(data)) from error
     return hashes
 
 
@@ -78,8 +83,8 @@ def checked(data: Path, name: str) -> Path:
         DataError: the file is missing or altered.
     """
     path = data / name
-    if sha256(path) != recorded(data).get(name):
-        raise DataError(f"{path}: differs from the sha256 in world.json", "remove it and make it again: snakemake data")
+    if sha256(path, remake(data)) != recorded(data).get(name):
+        raise DataError(f"{path}: differs from the sha256 in world.json", remake(data))
     return path
 
 
