@@ -130,7 +130,8 @@ def test_a_scale_that_fetches_nothing_says_so() -> None:
 ])
 def test_a_name_that_does_not_exist_is_refused(tmp_path: Path, arguments: list[str], says: str) -> None:
     root = config_with(tmp_path, "seeds: 3", "seeds: 3")
-    (root / "paper_tables").symlink_to(ROOT / "paper_tables")
+    (root / "paper_tables").mkdir()
+    (root / "paper_tables" / "reported").symlink_to(ROOT / "paper_tables" / "reported")
     result = CliRunner().invoke(cli.app, [*arguments, "--root", str(root)])
     assert result.exit_code == 2
     assert says in result.stderr
