@@ -14,16 +14,15 @@ import sys
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from turncredit.config import Scale, load_scale, scale_names
-from turncredit.errors import ConfigError, DataError, TurncreditError, nearest
-
-if TYPE_CHECKING:
-    from turncredit.reporting.audit import Entry
+from turncredit.cli_options import RetrieverName, Root, ScaleName, scale_at
+from turncredit.cli_reports import reports
+from turncredit.config import Scale, scale_names
+from turncredit.errors import ConfigError, TurncreditError, nearest
 
 
 class _Group(TyperGroup):
@@ -39,11 +38,7 @@ class _Group(TyperGroup):
 
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Turn-level credit assignment for multi-turn LLM agents: data, training, evaluation, reports.")
-
-ScaleName = Annotated[str, typer.Option("--scale", help="which config/<scale>.yaml")]
-RetrieverName = Annotated[str | None, typer.Option("--retriever", help="one of retrievers; the scale's by default")]
-Root = Annotated[Path, typer.Option(help="the clone: config, data and results lie under it")]
-Folders = Annotated[list[Path] | None, typer.Argument(help="folders of collected runs, one an experiment")]
+app.add_typer(reports)
 
 
 class Warm(StrEnum):
@@ -77,7 +72,7 @@ def check_config(scale: Annotated[str | None, typer.Option(help="one scale; all 
     """Read and check the configuration, and list the runs of each experiment."""
     names = [scale] if scale else scale_names(root / "config")
     for name in names:
-        found = _scale(name, root)
+        found = scale_at(name, root)
         for experiment, settings in found.experiments.items():
             made = {arm: found.identical(experiment, arm) for arm in settings.arms}
             arms = [arm if where == (experiment, arm) else f"{arm} = {'/'.join(where)}" for arm, where in made.items()]
@@ -96,7 +91,7 @@ def plan(experiment: Annotated[str | None, typer.Option(help="one experiment; al
     from turncredit.planning.plan import make_plan
     from turncredit.planning.show import tables, to_csv
 
-    made = make_plan(_scale(scale, root), root, experiment, arm)
+    made = make_plan(scale_at(scale, root), root, experiment, arm)
     Console(width=None if sys.stdout.isatty() else 200).print(*tables(made), sep="\n")
     made.check()
     if output is not None:
@@ -108,7 +103,7 @@ def world(scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write the passages and questions of a scale: a world that is made here, or what was fetched."""
     from turncredit.world.build import build_world
 
-    settings = _scale(scale, root)
+    settings = scale_at(scale, root)
     if settings.questions is not None:
         prepare_data(scale, root)
     else:
@@ -132,7 +127,7 @@ def fetch(names: Annotated[list[str] | None, typer.Argument(help="sources of con
             state = "here" if is_here(registry, name) else size
             typer.echo(f"{name:24} {state:>12}  {source.title}; licence: {source.licence}")
         return
-    needed = registry.needed(_scale(scale, root)) if scale is not None else []
+    needed = registry.needed(scale_at(scale, root)) if scale is not None else []
     if scale is not None and not needed:
         typer.echo(f"scale {scale} reads no source: it makes its data itself")
     fetch_sources(registry, dict.fromkeys([*(names or ()), *needed]), verify=verify)
@@ -144,7 +139,7 @@ def prepare_data(scale: ScaleName = "paper", root: Root = Path()) -> None:
     from turncredit.data.prepare import prepare
     from turncredit.data.sources import load_registry
 
-    prepare(_scale(scale, root), load_registry(root), root / "data" / scale)
+    prepare(scale_at(scale, root), load_registry(root), root / "data" / scale)
 
 
 @app.command()
@@ -152,7 +147,7 @@ def passages(retriever: RetrieverName = None, scale: ScaleName = "mini", root: R
     """Check the passages and write where each begins, for a dense retriever."""
     from turncredit.retrieval.build import Place, make_table
 
-    make_table(Place.of(_scale(scale, root), retriever, root))
+    make_table(Place.of(scale_at(scale, root), retriever, root))
 
 
 @app.command()
@@ -161,7 +156,7 @@ def embed(shard: Annotated[int, typer.Option(help="which of retriever.faiss.shar
     """Encode one shard of the passages; a finished one is left as it is."""
     from turncredit.retrieval.build import Place, make_shard
 
-    make_shard(Place.of(_scale(scale, root), retriever, root), shard)
+    make_shard(Place.of(scale_at(scale, root), retriever, root), shard)
 
 
 @app.command()
@@ -169,7 +164,7 @@ def index(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root
     """Build the index of the passages: Lucene's, or FAISS's from their vectors; or bring in one that was fetched."""
     from turncredit.retrieval.build import Place, make_index
 
-    manifest = make_index(Place.of(_scale(scale, root), retriever, root))
+    manifest = make_index(Place.of(scale_at(scale, root), retriever, root))
     typer.echo(f"{manifest.documents} passages in {manifest.seconds:.1f} s")
 
 
@@ -183,7 +178,7 @@ def serve(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root
     from turncredit.retrieval.build import Place
     from turncredit.retrieval.server import serve as serve_index
 
-    place = Place.of(_scale(scale, root), retriever, root)
+    place = Place.of(scale_at(scale, root), retriever, root)
     serve_index(place.index, place.config, host=host, port=port, linger_s=linger_s)
 
 
@@ -201,7 +196,7 @@ def tokenizer(scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Train the tokenizer on the mini world, or take that of ``policy.path_or_id``."""
     from turncredit.training.warm_start import make_tokenizer
 
-    make_tokenizer(root / "data" / scale, _scale(scale, root).policy, root / "policy" / scale / "tokenizer")
+    make_tokenizer(root / "data" / scale, scale_at(scale, root).policy, root / "policy" / scale / "tokenizer")
 
 
 @app.command("warm-start")
@@ -210,7 +205,7 @@ def warm_start(kind: Warm, task: Annotated[str, typer.Option(help="whose base po
     """Train a policy on demonstrations: the clean one from scratch, a base one from the clean one."""
     from turncredit.training.warm_start import make_base, make_clean
 
-    settings = _scale(scale, root)
+    settings = scale_at(scale, root)
     data, index, policy = (root / part / scale for part in ("data", "index", "policy"))
     if kind is Warm.CLEAN:
         make_clean(settings, data, index, policy / "tokenizer", policy / "clean")
@@ -227,7 +222,7 @@ def given_policy(task: Annotated[str | None, typer.Option(help="whose base polic
     from turncredit.data.sources import load_registry
     from turncredit.policy.given import bring_policy
 
-    settings, registry = _scale(scale, root), load_registry(root)
+    settings, registry = scale_at(scale, root), load_registry(root)
     if (task is None) == (checkpoint is None):
         raise ConfigError("given-policy wants --task or --checkpoint, one of them", "name the one to bring in")
     if checkpoint is not None:
@@ -249,7 +244,7 @@ def train(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.
 
     Where ``launch.processes`` is above 1, it starts them, unless torchrun or accelerate already has.
     """
-    settings = _scale(scale, root)
+    settings = scale_at(scale, root)
     config = settings.run(experiment, arm, seed)
     if config.launch.processes > 1 and "RANK" not in os.environ:
         from turncredit.training.launch import hand_over
@@ -277,7 +272,7 @@ def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typ
     from turncredit.training import early
     from turncredit.training.paths import RunPaths
 
-    settings = _scale(scale, root)
+    settings = scale_at(scale, root)
     config, retriever = settings.run(experiment, arm, seed), settings.retriever_of(experiment)
     paths = RunPaths.under(root, config)
     brought = imported_run(root, config)
@@ -296,7 +291,7 @@ def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path(
 
     Each task is played, or ``search`` alone when closed book; the column ``experiment`` names one that has the task.
     """
-    settings = _scale(scale, root)
+    settings = scale_at(scale, root)
     tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
         e.task.name for e in settings.experiments.values())
     policy = root / "policy" / scale / "clean" if kind is Untrained.CLEAN else None
@@ -308,7 +303,7 @@ def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path(
 def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the scale's checkpoints")],
                         scale: ScaleName = "paper", root: Root = Path()) -> None:
     """Play the test questions of its experiment with a policy that others trained."""
-    settings = _scale(scale, root)
+    settings = scale_at(scale, root)
     checkpoint = settings.checkpoint(name)
     _play(settings, root, name, [checkpoint.experiment], root / "policy" / scale / "checkpoints" / name, ("greedy",))
 
@@ -335,106 +330,6 @@ def _play(scale: Scale, root: Path, name: str, experiments: list[str], policy: P
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")
 
 
-@app.command("import-run")
-def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and evaluation.csv, or a checkpoint")],
-               experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
-               label: Annotated[str, typer.Option(help="who made it, and where; shown beside every number")],
-               seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
-    """Bring in a run that was made elsewhere, after checking it; tables and audit name its origin."""
-    from turncredit.reporting.imported import import_run as bring_in
-    from turncredit.training.manifest import now
-    from turncredit.training.run import read_split
-
-    settings = _scale(scale, root)
-    config = settings.run(*settings.identical(experiment, arm), seed)
-    data = root / "data" / scale
-    questions = None if not (data / "world.json").exists() else [
-        (question.dataset, question.id) for question in read_split(data, "test", config.evaluate_on)]
-    typer.echo(bring_in(folder, config, settings, label, root, questions, now()))
-
-
-@app.command()
-def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the scale, or `base`")],
-            runs: Annotated[list[Path], typer.Argument(help="folders of its runs")],
-            scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Join the runs of one experiment into the few files that are drawn and shipped."""
-    from turncredit.reporting.runs import collect as collect_runs
-
-    collect_runs(experiment, runs, root / "results" / scale / experiment, _scale(scale, root))
-
-
-@app.command()
-def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Write one table from collected runs, as CSV, Markdown and LaTeX."""
-    from turncredit.reporting.pages import TABLES, check_folders
-    from turncredit.reporting.render import save
-    from turncredit.reporting.reported import FOLDER, read_reported
-    from turncredit.reporting.runs import read_folders
-    from turncredit.reporting.tables import tabulate
-
-    settings = _scale(scale, root)
-    check_folders(f"table {name}", TABLES.get(name, ()), folders or [], settings, root,
-                  f"paper_tables/{scale}/{name}.csv")
-    made = tabulate(name, read_folders(folders or (), settings), settings, read_reported(root / FOLDER))
-    save(made, root / "paper_tables" / scale)
-
-
-@app.command()
-def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Draw one figure from collected runs, as PDF and PNG, beside a CSV of what it draws."""
-    from turncredit.reporting.figures import draw
-    from turncredit.reporting.pages import FIGURES, check_folders
-    from turncredit.reporting.runs import read_folders
-    from turncredit.reporting.style import save
-
-    settings = _scale(scale, root)
-    check_folders(f"figure {name}", FIGURES.get(name, ()), folders or [], settings, root, f"figures/{scale}/{name}.pdf")
-    drawn, data = draw(name, read_folders(folders or (), settings), settings)
-    save(name, drawn, data, root / "figures" / scale)
-
-
-@app.command()
-def audit(folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Set every reported number and claim beside ours: audit.csv, audit.md, and headline.txt."""
-    from turncredit.files import write_text
-    from turncredit.reporting.pages import BASE, check_folders
-    from turncredit.reporting.summary import headline as headline_of
-    from turncredit.reporting.summary import save
-
-    settings = _scale(scale, root)
-    check_folders("audit", [BASE, *settings.experiments], folders or [], settings, root,
-                  f"audit --config scale={scale}")
-    entries = _entries(folders, settings, root)
-    save(entries, settings, root / "paper_tables" / scale)
-    write_text(root / "paper_tables" / scale / "headline.txt", headline_of(entries, settings))
-
-
-@app.command()
-def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Say where figures, tables and audit are, and print the audit's headline."""
-    path = root / "paper_tables" / scale / "headline.txt"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", f"make it: snakemake audit --config scale={scale}") from error
-    typer.echo(f"figures: {root / 'figures' / scale}/   tables: {path.parent}/   audit: {path.with_name('audit.md')}")
-    typer.echo(text, nl=False)
-
-
-@app.command()
-def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.Option("--picture")] = None,
-           scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Write the README's results section from collected runs."""
-    from turncredit.reporting.pages import BASE, check_folders
-    from turncredit.reporting.summary import readme_section, update_readme
-
-    settings = _scale(scale, root)
-    check_folders("readme", [BASE, *settings.experiments], folders or [], settings, root,
-                  f"readme --config scale={scale}", whole=True)
-    shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
-    update_readme(root / "README.md", readme_section(_entries(folders, settings, root), settings, shown))
-
-
 @app.command()
 def bench(steps: Annotated[int, typer.Option(min=2, help="measured steps of each arm, and beside a peer")] = 5,
           scale: ScaleName = "mini", root: Root = Path(),
@@ -448,21 +343,9 @@ def bench(steps: Annotated[int, typer.Option(min=2, help="measured steps of each
     from turncredit.benchmark.whole import run_benchmark
 
     beside = [peers.trl(trl or root / ".venv-trl/bin/python"), peers.vllm(vllm or root / ".venv-vllm/bin/python")]
-    found = list(run_benchmark(_scale(scale, root), root, steps, beside))
+    found = list(run_benchmark(scale_at(scale, root), root, steps, beside))
     save(found, root / "benchmarks" / scale / "bench.csv")
     Console(width=120).print(*tables(found), sep="\n")
-
-
-def _entries(folders: list[Path] | None, scale: Scale, root: Path) -> list[Entry]:
-    from turncredit.reporting.audit import audit as audit_of
-    from turncredit.reporting.reported import FOLDER, read_reported
-    from turncredit.reporting.runs import read_folders
-
-    return audit_of(read_folders(folders or (), scale), scale, read_reported(root / FOLDER))
-
-
-def _scale(name: str, root: Path) -> Scale:
-    return load_scale(name, root / "config")
 
 
 def _player(scale: Scale, task: str) -> str:

@@ -47,7 +47,7 @@ def test_an_error_is_a_message_and_its_own_code(monkeypatch: pytest.MonkeyPatch,
     def fail(name: str, root: Path) -> None:
         raise error("file.yaml: key = 3 is wrong", "use 2")
 
-    monkeypatch.setattr(cli, "_scale", fail)
+    monkeypatch.setattr(cli, "scale_at", fail)
     result = CliRunner().invoke(cli.app, ["check-config", "--scale", "mini"])
     assert result.exit_code == code
     assert result.stderr == "turncredit: file.yaml: key = 3 is wrong\n  -> use 2\n"
