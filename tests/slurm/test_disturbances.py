@@ -61,7 +61,7 @@ class Run:
         """Its jobs, oldest first."""
         comment = f"rule_train_wildcards_smoke_search_{self.arm}_0"
         return [job for job in self.on.cluster.jobs()
-                if (job["WorkDir"], job["Comment"]) == (str(self.on.root), comment)]
+                if (job["WorkDir"], job.get("Comment")) == (str(self.on.root), comment)]
 
     @property
     def manifest(self) -> dict[str, object]:
