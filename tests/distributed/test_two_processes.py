@@ -36,7 +36,7 @@ def root(tmp_path_factory):
     """A folder in which one process has trained what two then train beside it or after it."""
     root = tmp_path_factory.mktemp("processes")
     make_world(root / "one-tree")
-    for name in ("one-critic", *RUNS):
+    for name in ("one-critic", "launcher", *RUNS):
         shutil.copytree(root / "one-tree", root / name)
     train(root / "one-tree", config("tree"))
     train(root / "one-critic", config("critic"))
