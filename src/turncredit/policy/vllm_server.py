@@ -128,12 +128,13 @@ class Server:
 def command(options: Mapping[str, Any], socket: Path) -> list[str]:
     """The command that serves, from vLLM's engine arguments.
 
-    >>> command({"model": "m", "max_model_len": 64, "enforce_eager": True}, Path("/s"))[2:]
+    >>> command({"model": "m", "max_model_len": 64, "enforce_eager": True, "enable_x": False}, Path("/s"))[2:]
     ['vllm.entrypoints.openai.api_server', '--uds', '/s', '--enable-scale-out', '--model', 'm', \
-'--max-model-len', '64', '--enforce-eager']
+'--max-model-len', '64', '--enforce-eager', '--no-enable-x']
     """
-    flags = [part for name, value in options.items() if value is not False
-             for part in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))]
+    flags = [part for name, value in options.items()
+             for part in (f"--{'no-' if value is False else ''}{name.replace('_', '-')}",
+                          *(() if isinstance(value, bool) else (str(value),)))]
     return [sys.executable, "-m", SERVER, "--uds", str(socket), "--enable-scale-out", *flags]
 
 
