@@ -96,7 +96,7 @@ CLUSTER_TESTS := tests/distributed tests/slurm
 test: test-parallel test-cluster
 
 test-parallel: $(VENV)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadgroup $(CLUSTER_TESTS:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile $(CLUSTER_TESTS:%=--ignore=%)
 
 # One after another: several processes that must keep up with each other, and a SLURM of one machine.
 test-cluster: $(VENV)

@@ -1,6 +1,6 @@
 """Two processes make the run that one makes: gradients, checkpoints, signals, faults. They meet over loopback.
 
-One worker runs all of this file (``xdist_group``), since its tests share one launch.
+Its tests share one launch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from turncredit.training.paths import RunPaths
 from turncredit.training.trainer import Progress
 
 CLONE = Path(__file__).parents[2]
-pytestmark = [pytest.mark.xdist_group("distributed"), pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 RUNS = ("tree", "critic", "critic-sharded", "stopped-rollout", "stopped-update", "stopped-sharded", "saved-by-one",
         "retriever", "crash", "locked")
 

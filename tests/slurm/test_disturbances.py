@@ -27,7 +27,7 @@ from tests.slurm.cluster import NODES, Cluster, until
 from tests.slurm.conftest import FRESH, SlurmClone, copied
 from turncredit.files import sha256
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 LONGER = "{steps: 12, tokens_per_step: 300, group_size: 4, validate_every: 12, checkpoint_every: 2}"
 KILLED, CANCELLED, OVERTIME, REQUEUED, LOCKED = "MT-PPO", "GRPO-OR", "PPO-MR", "PPO-OR", "GRPO-MR"
 STAYS = "MT-GRPO"  # on the node that is drained

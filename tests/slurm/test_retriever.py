@@ -13,7 +13,7 @@ from tests.slurm.cluster import ACCOUNT, QOS, until
 from tests.slurm.conftest import FRESH, SlurmClone, copied
 from tests.slurm.test_disturbances import Run, signal_run, stop_each
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 ARMS = ("PPO-OR", "GRPO-OR")
 KILLED = "PPO-OR"
 RETRIEVER = """

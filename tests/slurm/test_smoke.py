@@ -11,7 +11,7 @@ from tests.slurm.cluster import ACCOUNT, QOS, Cluster
 from tests.slurm.conftest import FRESH, SlurmClone
 from turncredit.reporting.pages import FIGURES, TABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("slurm"), pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 # Rule or group -> minutes of each of its jobs, MB, GPUs: profiles/slurm/config.yaml and conftest.SITE by hand.
 ASKED = {

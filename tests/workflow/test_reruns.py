@@ -15,7 +15,6 @@ import pytest
 from tests.workflow.conftest import ROOT, Clone, make_clone
 from turncredit.reporting.pages import FIGURES, TABLES
 
-pytestmark = pytest.mark.xdist_group("reruns")
 FRESH = ("--config", "scale=smoke", "runs=fresh")
 
 

@@ -1,6 +1,6 @@
 """The whole workflow at scale smoke, really run.
 
-One worker runs all of this file (``xdist_group``), since the tests share the finished run.
+Its tests share the finished run, so one worker runs all of them (``--dist loadfile``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.workflow.conftest import Clone, make_clone
 from turncredit.config import load_scale
 from turncredit.reporting.pages import FIGURES, TABLES
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smoke"), pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 SMOKE = ("--config", "scale=smoke", "runs=fresh")
 LIMIT_S = 2000.0  # three minutes where nothing else runs
 
