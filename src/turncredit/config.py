@@ -7,8 +7,6 @@ key is an error that names the nearest known one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from turncredit.closed import Closed, explain, optional, read_mapping
 from turncredit.equipment import EngineConfig, LaunchConfig, RetrieverConfig
 from turncredit.errors import ConfigError, nearest
+from turncredit.files import json_sha256
 from turncredit.materials import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 
 Estimator = Literal["group", "critic"]
@@ -346,8 +345,7 @@ class RunConfig(Closed):
 
     def digest(self) -> str:
         """sha256 of the run's science, names and seed (hex)."""
-        payload = self.model_dump(mode="json", exclude=set(HOW))
-        return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
+        return json_sha256(self.model_dump(mode="json", exclude=set(HOW)))
 
 
 def scale_names(config_dir: Path = Path("config")) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from turncredit.errors import DataError
 
@@ -77,6 +79,11 @@ def sha256(path: Path, remedy: str = "make it again with snakemake") -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", remedy) from error
+
+
+def json_sha256(value: Any) -> str:
+    """Hex digest of a value as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def sync(path: Path) -> None:

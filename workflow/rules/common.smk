@@ -1,7 +1,5 @@
 """What the call asks for: scales, arms, seeds, and whose runs are drawn."""
 
-import hashlib
-import json
 import os
 import sys
 from functools import cache
@@ -11,6 +9,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
 from turncredit.config import RunConfig, Scale, load_scale, scale_names
 from turncredit.errors import ConfigError, nearest
+from turncredit.files import json_sha256
 from turncredit.reporting.pages import FIGURES, TABLES
 
 # The `turncredit` of this very environment, also where the environment is not activated.
@@ -70,8 +69,7 @@ wildcard_constraints:
 
 def digest(*settings) -> str:
     """A short hash of settings: as a rule's parameter it makes a job run again when one changes."""
-    dumped = [s.model_dump(mode="json") if hasattr(s, "model_dump") else s for s in settings]
-    return hashlib.sha256(json.dumps(dumped, sort_keys=True).encode()).hexdigest()[:16]
+    return json_sha256([s.model_dump(mode="json") if hasattr(s, "model_dump") else s for s in settings])[:16]
 
 
 def tasks_of(scale: str) -> dict[str, str]:

@@ -19,11 +19,9 @@ import trl
 from datasets import Dataset
 from torch import Tensor
 from transformers import TrainerCallback
-from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
 from turncredit.benchmark.cases import (
-    EXPERIMENT,
     GROUP,
     GRPO,
     QUESTIONS,
@@ -31,12 +29,13 @@ from turncredit.benchmark.cases import (
     Ours,
     Setting,
     Spent,
+    beside,
     cases,
     even_share,
 )
 from turncredit.benchmark.measured import Measured, with_spread
 from turncredit.benchmark.peers import answer
-from turncredit.config import RunConfig, load_scale
+from turncredit.config import RunConfig
 from turncredit.credit import make_estimator, rows_of
 from turncredit.policy.model import load_policy
 from turncredit.training.batch import Batch
@@ -285,11 +284,7 @@ def in_numbers(name: str, spent: Sequence[tuple[Spent, Spent]]) -> Iterator[Meas
 
 def beside_trl(root: Path, scale: str, pairs: int) -> Iterator[Measured]:
     """The whole comparison."""
-    settings = load_scale(scale, root / "config")
-    torch.set_num_threads(settings.threads)
-    disable_progress_bar()
-    config = settings.run(EXPERIMENT, next(iter(settings.experiments[EXPERIMENT].arms)), 0)
-    paths = RunPaths.under(root, config)
+    config, paths = beside(root, scale)
     kinds = cases(config.task.max_turns)
     for case in kinds:
         yield from same_update(case, config, paths)

@@ -13,17 +13,12 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-from transformers.utils.logging import disable_progress_bar
-
-from turncredit.benchmark.cases import EXPERIMENT, GROUP, QUESTIONS, Case, Setting
+from turncredit.benchmark.cases import GROUP, QUESTIONS, Case, Setting, beside
 from turncredit.benchmark.measured import Measured, with_spread
 from turncredit.benchmark.peers import answer
-from turncredit.config import load_scale
 from turncredit.equipment import EngineConfig
 from turncredit.evaluation import Bench
 from turncredit.policy.engines import make_engine
-from turncredit.training.paths import RunPaths
 from turncredit.training.seeding import digest
 from turncredit.transcript import Group
 
@@ -32,11 +27,7 @@ WARM_UP = 1
 
 def beside_vllm(root: Path, scale: str, repeats: int) -> Iterator[Measured]:
     """One turn and several turns, ended by the policy."""
-    settings = load_scale(scale, root / "config")
-    torch.set_num_threads(settings.threads)
-    disable_progress_bar()
-    config = settings.run(EXPERIMENT, next(iter(settings.experiments[EXPERIMENT].arms)), 0)
-    paths = RunPaths.under(root, config)
+    config, paths = beside(root, scale)
     kinds = [Case(f"{turns} turn{'s' * (turns > 1)}, ended by the policy", turns, ends=True)
              for turns in (1, config.task.max_turns)]
     first = Setting.of(kinds[0], config, paths)

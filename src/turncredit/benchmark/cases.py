@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from turncredit.benchmark.trees import SearchingTask
-from turncredit.config import Algorithm, RunConfig, TrainingConfig
+from turncredit.config import Algorithm, RunConfig, TrainingConfig, load_scale
 from turncredit.credit import make_estimator
 from turncredit.errors import ConfigError
 from turncredit.evaluation import Bench
@@ -31,7 +31,7 @@ from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.manifest import now
 from turncredit.training.paths import RunPaths
-from turncredit.training.run import read_split
+from turncredit.training.run import read_split, settle
 from turncredit.training.trainer import Progress, Trainer
 from turncredit.transcript import Document, Transcript
 from turncredit.world.questions import Question
@@ -57,6 +57,14 @@ class Case:
     name: str
     turns: int
     ends: bool
+
+
+def beside(root: Path, scale: str) -> tuple[RunConfig, RunPaths]:
+    """The run whose policy and prompts are measured beside a peer, and this process with its threads."""
+    settings = load_scale(scale, root / "config")
+    config = settings.run(EXPERIMENT, next(iter(settings.experiments[EXPERIMENT].arms)), 0)
+    settle(config)
+    return config, RunPaths.under(root, config)
 
 
 def cases(max_turns: int) -> tuple[Case, ...]:

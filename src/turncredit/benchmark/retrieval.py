@@ -7,6 +7,7 @@ from pathlib import Path
 
 from turncredit.benchmark.measured import Measured
 from turncredit.equipment import RetrieverConfig
+from turncredit.retrieval.client import Retriever
 from turncredit.retrieval.leases import ServerDir
 from turncredit.retrieval.lucene import build_index
 from turncredit.retrieval.manifest import read_manifest
@@ -26,13 +27,17 @@ def retrieval_rates(data: Path, index: Path, config: RetrieverConfig, queries: S
         for name, size in ((f"queries a second, batches of {BATCH}", BATCH), ("queries a second, one by one", 1)):
             asked = queries if size > 1 else queries[:256]
             with retriever(index, config) as cold:
-                batches = [asked[start:start + size] for start in range(0, len(asked), size)]
-                spent = seconds_of(lambda: [cold.search(batch, top_k) for batch in batches])  # noqa: B023
-            found[name] = len(asked) / spent
+                found[name] = _rate(cold, asked, size, top_k)
         server = ServerDir(index.resolve()).published()
         if server is not None:
             found["server's peak memory, GB"] = _peak_kb(server.pid) * 1024 / 1e9
     return [Measured("retrieval through the server, not cached", name, "", value) for name, value in found.items()]
+
+
+def _rate(client: Retriever, queries: Sequence[str], size: int, top_k: int) -> float:
+    """Queries answered a second, asked in batches of ``size``."""
+    batches = [queries[start:start + size] for start in range(0, len(queries), size)]
+    return len(queries) / seconds_of(lambda: [client.search(batch, top_k) for batch in batches])
 
 
 def _peak_kb(pid: int) -> int:

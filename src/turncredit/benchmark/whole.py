@@ -10,9 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
-from transformers.utils.logging import disable_progress_bar
-
 from turncredit.benchmark.cases import EXPERIMENT
 from turncredit.benchmark.generate import beside_generate
 from turncredit.benchmark.measured import Found, Measured
@@ -28,7 +25,7 @@ from turncredit.retrieval.service import retriever
 from turncredit.tasks import make_task
 from turncredit.training.cost import matmul_peak
 from turncredit.training.paths import RunPaths
-from turncredit.training.run import read_split
+from turncredit.training.run import read_split, settle
 
 
 def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = ()) -> Iterator[Found]:
@@ -47,11 +44,10 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
         RetrieverError: the retriever cannot be reached.
         ProcessError: a peer's program failed.
     """
-    torch.set_num_threads(scale.threads)
-    disable_progress_bar()
     arms = scale.experiments[EXPERIMENT].arms if EXPERIMENT in scale.experiments else [""]
     configs = [scale.run(EXPERIMENT, arm, 0) for arm in arms]
     config, paths = configs[0], RunPaths.under(root, configs[0])
+    settle(config)
     questions = read_split(paths.data, "train", config.train_on)
     read_manifest(paths.index)
     codec, policy = Codec.load(paths.policy), load_policy(paths.policy, config.device)

@@ -8,7 +8,6 @@ to ship; ``read_collected`` reads those. Everything later in reporting starts fr
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from pydantic import ValidationError
 
 from turncredit.config import HOW, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
-from turncredit.files import atomic, write_text
+from turncredit.files import atomic, json_sha256, write_text
 from turncredit.reporting.pages import BASE
 from turncredit.reporting.schema import (
     EVALUATION,
@@ -253,8 +252,7 @@ def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, r
     if not isinstance(raw, dict):
         raise DataError(f"{where}: holds no 'config'", remedy)
     written = {k: v for k, v in raw.items() if k not in HOW}
-    digest = hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-    if digest != manifest.get("config_sha256"):
+    if json_sha256(written) != manifest.get("config_sha256"):
         raise DataError(f"{where}: config_sha256 is not the hash of its config", remedy)
     try:
         config = RunConfig.model_validate(raw)  # a key that is newer than the run takes its default

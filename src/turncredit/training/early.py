@@ -6,14 +6,11 @@ It is kept under a name that says what it was made of, so nothing but that very 
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from pathlib import Path
 
 from turncredit.config import RunConfig
 from turncredit.equipment import RetrieverConfig
-from turncredit.files import atomic, sha256
+from turncredit.files import atomic, json_sha256, sha256
 from turncredit.training.paths import RunPaths
 
 
@@ -24,9 +21,8 @@ def place(config: RunConfig, retriever: RetrieverConfig, paths: RunPaths) -> Pat
         DataError: one of them is not there.
     """
     files = [paths.data / "world.json", paths.index / "index.json", *sorted(paths.final_policy.glob("*.safetensors"))]
-    parts = [config.digest(), retriever.model_dump(mode="json"), *map(sha256, files)]
-    name = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    return paths.checkpoints / f"evaluation-{name}.csv"
+    name = json_sha256([config.digest(), retriever.model_dump(mode="json"), *map(sha256, files)])
+    return paths.checkpoints / f"evaluation-{name[:16]}.csv"
 
 
 def forget(paths: RunPaths) -> None:
@@ -41,5 +37,5 @@ def take(kept: Path, output: Path) -> bool:
         return False
     with atomic(output) as temporary:
         temporary.write_bytes(kept.read_bytes())
-    os.unlink(kept)
+    kept.unlink()
     return True

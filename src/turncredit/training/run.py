@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from turncredit.credit import make_estimator
 from turncredit.equipment import RetrieverConfig
 from turncredit.errors import DataError
 from turncredit.evaluation import Bench, Decoding, evaluate
-from turncredit.files import atomic, sha256
+from turncredit.files import atomic, json_sha256, sha256
 from turncredit.policy.chat import Codec
 from turncredit.policy.engine import Engine
 from turncredit.policy.engines import make_engine
@@ -58,7 +57,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         RetrieverError: the retriever cannot be reached.
         ProcessError: another process of this run failed; all of them end.
     """
-    _settle(config)
+    settle(config)
     with ExitStack() as held:
         processes = Processes.join(config.launch.processes, config.device)
         processes.once(lambda: held.enter_context(run_lock(paths.checkpoints)))
@@ -128,7 +127,7 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
         CheckpointError: no readable policy there.
         RetrieverError: the retriever cannot be reached.
     """
-    _settle(config)
+    settle(config)
     questions = read_split(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
@@ -169,7 +168,7 @@ def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Q
     return questions
 
 
-def _settle(config: RunConfig) -> None:
+def settle(config: RunConfig) -> None:
     """This process's threads, and no bars of transformers for models that load in a blink."""
     torch.set_num_threads(config.threads)
     disable_progress_bar()
@@ -185,8 +184,7 @@ def _inputs(paths: RunPaths) -> dict[str, str]:
 
 def _identity(config: RunConfig, retriever_config: RetrieverConfig, made_of: Mapping[str, str]) -> str:
     """Digest of all that the run is made of, code and hardware aside."""
-    parts = [config.digest(), retriever_config.model_dump(mode="json"), dict(made_of)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return json_sha256([config.digest(), retriever_config.model_dump(mode="json"), dict(made_of)])
 
 
 def _manifest(config: RunConfig, made_of: Mapping[str, str], test: Sequence[Question]) -> dict[str, Any]:

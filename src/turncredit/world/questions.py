@@ -14,7 +14,6 @@ split once: all countries that a question touches are of its split, hence no que
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from turncredit.errors import ConfigError, DataError, nearest
+from turncredit.files import json_sha256
 from turncredit.world.facts import ATTRIBUTES, LINKS, City, Facts, overlaps
 
 Split = Literal["train", "validation", "test"]
@@ -266,5 +266,4 @@ def evaluation_ids(questions: Sequence[Question]) -> str:
 
 def ids_digest(asked: Iterable[tuple[str, str]]) -> str:
     """The same of (dataset, question id) pairs."""
-    ids = sorted(asked)
-    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+    return json_sha256(sorted(asked))
