@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from turncredit.config import TaskConfig
-from turncredit.equipment import RetrieverConfig
-from turncredit.materials import FLAWS, Flaw, PolicyConfig, WorldConfig
-from turncredit.policy.chat import Codec
+from turncredit.config.data import FLAWS, Flaw, PolicyConfig, WorldConfig
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.config.task import TaskConfig
+from turncredit.miniature.build import build_world
+from turncredit.miniature.demonstrations import Demonstration, demonstrate, kind_of
+from turncredit.miniature.renaming import Renamer
+from turncredit.miniature.warm_start import make_renamer, make_tokenizer
+from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.corpus import Passage, read_corpus
-from turncredit.tasks import make_task
-from turncredit.training.demonstrations import Demonstration, demonstrate, kind_of
+from turncredit.tasks.registry import make_task
 from turncredit.training.run import read_split
-from turncredit.training.warm_start import make_renamer, make_tokenizer
-from turncredit.transcript import Document
-from turncredit.world.build import build_world
-from turncredit.world.questions import Question
-from turncredit.world.renaming import Renamer
+from turncredit.types import Document, Question
 
 SEARCH = TaskConfig(name="search", max_turns=4, top_k=2, max_observation_tokens=120)
 TOOL = TaskConfig(name="tool_search", max_turns=2, top_k=1, max_turn_tokens=48, max_observation_tokens=96)

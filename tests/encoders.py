@@ -10,7 +10,7 @@ import torch
 from tokenizers import BertWordPieceTokenizer
 from transformers import BertConfig, BertModel, BertTokenizerFast
 
-from turncredit.equipment import FaissConfig
+from turncredit.config.retriever import FaissConfig
 
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 WORDS = [a + b + c + d for a in CONSONANTS for b in VOWELS for c in CONSONANTS for d in VOWELS]

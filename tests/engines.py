@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turncredit.policy.engine import Images, Sample
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines.base import Images, Sample
+from turncredit.policy.engines.hf import HFEngine
 
 
 class OneByOne:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from turncredit.config import TaskConfig
-from turncredit.tasks import Environment, make_task
-from turncredit.transcript import Document, StopReason, Transcript, Turn, TurnStop
-from turncredit.world.questions import Question
+from turncredit.config.task import TaskConfig
+from turncredit.tasks.env import Environment
+from turncredit.tasks.registry import make_task
+from turncredit.types import Document, Question, StopReason, Transcript, Turn, TurnStop
 
 HIT = Document("1", "Italy", "The capital of Italy is Rome. The currency is the Euro.")
 MISS = Document("2", "Peru", "Peru lies in South America.")

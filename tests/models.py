@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel
 
+from turncredit.config.data import PolicyConfig
 from turncredit.credit import rows_of
-from turncredit.materials import PolicyConfig
 from turncredit.policy.model import make_tiny_policy, token_logprobs
-from turncredit.transcript import Group
+from turncredit.types import Group
 
 SIZES = PolicyConfig(hidden_size=16, layers=2, heads=2, kv_heads=1, intermediate_size=32, max_positions=128)
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from turncredit.materials import PolicyConfig
-from turncredit.policy.chat import TAGS, Codec, train_tokenizer
+from turncredit.config.data import PolicyConfig
 from turncredit.policy.model import make_tiny_policy
+from turncredit.policy.tokenizer import TAGS, Codec, train_tokenizer
 
 torch.set_num_threads(1)
 TEXTS = (

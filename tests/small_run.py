@@ -20,17 +20,20 @@ from typing import Any
 
 import torch
 
-from turncredit.config import Algorithm, RunConfig, SearchRewards, TaskConfig, TrainingConfig
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.data import PolicyConfig
+from turncredit.config.load import RunConfig
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.config.task import SearchRewards, TaskConfig
+from turncredit.config.training import TrainingConfig
 from turncredit.files import sha256
-from turncredit.materials import PolicyConfig
-from turncredit.policy.chat import Codec, train_tokenizer
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import make_tiny_policy, save_policy
-from turncredit.training import checkpoint, run, trainer
+from turncredit.policy.tokenizer import Codec, train_tokenizer
+from turncredit.training import checkpoint, run
+from turncredit.training import loop as trainer
 from turncredit.training.learner import Learner
-from turncredit.transcript import Document
-from turncredit.world.questions import Hop, Question
+from turncredit.types import Document, Hop, Question
 
 WORDS = ("red", "blue", "green", "gold")
 ALGORITHMS = {

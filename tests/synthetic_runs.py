@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.config.load import RunConfig, Scale, load_scale
+from turncredit.data.questions import ids_digest
 from turncredit.reporting.runs import collect, read_folders
 from turncredit.reporting.scores import Results
-from turncredit.world.questions import ids_digest
 
 STEPS, EVERY, QUESTIONS = 30, 5, 20
 LIFT = (0.0, 0.15, 0.1)  # of each rate over exact match

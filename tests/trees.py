@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turncredit.transcript import Group, StopReason, Transcript, Turn, TurnStop
+from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,17 @@ from typing import Literal
 
 import pandas as pd
 
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Engine, StreamingEngine
+from turncredit.policy.engines.base import Engine, StreamingEngine
+from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
-from turncredit.rewards import RewardFunction, Rewards
 from turncredit.rollout import asynchronous
-from turncredit.rollout.episode import rollout
+from turncredit.rollout.batched import rollout
 from turncredit.rollout.state import SeedOf
-from turncredit.tasks import make_task
-from turncredit.tasks.base import Task
-from turncredit.training.seeding import digest
-from turncredit.transcript import Group, Transcript
-from turncredit.world.questions import Question
+from turncredit.seeding import digest
+from turncredit.tasks.env import Task
+from turncredit.tasks.registry import make_task
+from turncredit.tasks.search.shared import RewardFunction, Rewards
+from turncredit.types import Group, Question, Transcript
 
 Decoding = Literal["greedy", "sampled"]
 
@@ -46,7 +45,7 @@ class Bench:
 
     def play(self, questions: Sequence[Question], branching: Sequence[int], *,
              seed_of: SeedOf | None, temperature: float) -> list[Group]:
-        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout.episode.rollout``).
+        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout.batched.rollout``).
 
         Episodes go at their own pace if the engine's turns end one by one.
         """

@@ -29,18 +29,20 @@ from torch.distributed.tensor import DTensor
 from tests.models import sampled_by, tiny_policy
 from tests.small_run import FakeRetriever, config, events, train
 from tests.trees import random_rewards, random_tree
-from turncredit.config import Algorithm, RunConfig, TrainingConfig
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.load import RunConfig
+from turncredit.config.runtime import LaunchConfig
+from turncredit.config.training import TrainingConfig
 from turncredit.credit import make_estimator, rows_of
-from turncredit.equipment import LaunchConfig
+from turncredit.distributed.layout import share
+from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import Interrupted, RetrieverError, TurncreditError
 from turncredit.policy.model import Critic
 from turncredit.training.batch import Batch
-from turncredit.training.layout import share
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
-from turncredit.training.paths import RunPaths
-from turncredit.training.processes import ALONE, Processes
-from turncredit.transcript import Group
+from turncredit.training.run_folder import RunPaths
+from turncredit.types import Group
 
 Facts = dict[str, Any]
 LAUNCH = LaunchConfig(processes=2, accelerate="fsdp_8")

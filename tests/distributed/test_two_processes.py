@@ -20,10 +20,10 @@ from safetensors.torch import load_file
 
 from tests.distributed.checks import LAUNCH, run_config
 from tests.small_run import config, events, make_world, train, untimed
+from turncredit.distributed.launch import command
 from turncredit.errors import Interrupted
-from turncredit.training.launch import command
-from turncredit.training.paths import RunPaths
-from turncredit.training.trainer import Progress
+from turncredit.training.loop import Progress
+from turncredit.training.run_folder import RunPaths
 
 CLONE = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(1500)

@@ -17,12 +17,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from tests.policies import codec, foreign_codec
-from turncredit.config import PolicyConfig
-from turncredit.equipment import EngineConfig
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Engine
-from turncredit.policy.engines import make_engine
+from turncredit.config.load import PolicyConfig
+from turncredit.config.runtime import EngineConfig
+from turncredit.policy.engines.base import Engine
+from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import make_tiny_policy, save_policy
+from turncredit.policy.tokenizer import Codec
 
 WINDOW = 256
 DEVICE = os.environ.get("TURNCREDIT_TEST_DEVICE", "cpu")

@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 
 from tests.gpu.conftest import DEVICE, WINDOW, Place, policy_model, started
 from tests.policies import script_model
-from turncredit.config import TaskConfig
+from turncredit.config.task import TaskConfig
 from turncredit.errors import CheckpointError, ConfigError, NonFiniteError, ProcessError
-from turncredit.policy.engine import Engine, Sample
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines.base import Engine, Sample
+from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import save_policy, token_logprobs
-from turncredit.rollout import asynchronous, episode
-from turncredit.tasks import make_task
-from turncredit.transcript import Document, Group, TurnStop
-from turncredit.world.questions import Question
+from turncredit.rollout import asynchronous
+from turncredit.rollout import batched as episode
+from turncredit.tasks.registry import make_task
+from turncredit.types import Document, Group, Question, TurnStop
 
 TOLERANCE = 1e-4 if DEVICE == "cpu" else 2e-3  # of log-probabilities, float32; transformers runs on the CPU
 STOP = ("</search>", "</answer>")

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.policies import codec, foreign_codec
-from turncredit.policy.chat import MARKERS, TAGS
+from turncredit.policy.tokenizer import MARKERS, TAGS
 
 CODECS = {"tags are tokens": codec(), "tags are pieces": foreign_codec()}
 words = st.one_of(st.text(max_size=12), st.sampled_from([*MARKERS, *TAGS, "<|", "|>", "<", ">", " ", "\n"]))

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from tests.models import sampled_by, tiny_policy
 from tests.trees import random_rewards, random_tree
-from turncredit.config import Algorithm, TrainingConfig
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.training import TrainingConfig
 from turncredit.credit import TokenCredit, make_estimator, rows_of
 from turncredit.policy.model import Critic
 from turncredit.training.batch import Batch
 from turncredit.training.learner import Learner
-from turncredit.transcript import Group
+from turncredit.types import Group
 
 GROUP = Algorithm(estimator="group", placement="per_turn", content="full")
 CRITIC = Algorithm(estimator="critic", placement="per_turn", content="full")

@@ -22,9 +22,13 @@ from tests.episodes import (
     think_answer,
     think_search,
 )
-from turncredit.config import Content, SearchRewards, TaskConfig, ToolRewards
-from turncredit.rewards import Rewards, make_reward
-from turncredit.rewards.format import (
+from turncredit.config.algorithm import Content
+from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
+from turncredit.rewards.matching import exact_match, f1, normalise
+from turncredit.tasks.registry import make_reward
+from turncredit.tasks.search.passages import neutral, show
+from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.tags import (
     SEARCH,
     TOOL,
     Grammar,
@@ -33,10 +37,8 @@ from turncredit.rewards.format import (
     parse_action,
     parse_blocks,
 )
-from turncredit.rewards.text import exact_match, f1, normalise
-from turncredit.tasks.passages import neutral, show
-from turncredit.tasks.tool_search import read_call
-from turncredit.transcript import Document, Transcript, TurnStop
+from turncredit.tasks.tool_search.protocol import read_call
+from turncredit.types import Document, Transcript, TurnStop
 
 GRAMMARS = st.sampled_from([SEARCH, TOOL])
 TAGS = [f"<{slash}{name}>" for g in (SEARCH, TOOL) for name in g.names for slash in ("", "/")]

@@ -12,7 +12,7 @@ import torch
 
 from tests.small_run import config, events, make_world, train, untimed
 from turncredit.files import sha256
-from turncredit.training import trainer
+from turncredit.training import loop as trainer
 
 CLONE = Path(__file__).parents[2]
 

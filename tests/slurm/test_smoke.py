@@ -9,7 +9,7 @@ import pytest
 
 from tests.slurm.cluster import ACCOUNT, QOS, Cluster
 from tests.slurm.conftest import FRESH, SlurmClone
-from turncredit.reporting.pages import FIGURES, TABLES
+from turncredit.reporting.catalogue import FIGURES, TABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
-from turncredit.config import load_scale
+from turncredit.config.load import load_scale
 from turncredit.errors import DataError
 from turncredit.reporting import statistics
 from turncredit.reporting.audit import Entry, audit, frame

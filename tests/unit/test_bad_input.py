@@ -22,10 +22,10 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tests.small_run import ALGORITHMS, TASK, TRAINING, make_world, served, untimed
-from turncredit.cli import app
-from turncredit.equipment import RetrieverConfig
+from turncredit.cli.main import app
+from turncredit.config.data import FLAWS
+from turncredit.config.retriever import RetrieverConfig
 from turncredit.files import sha256
-from turncredit.materials import FLAWS
 from turncredit.retrieval.client import RetrieverClient
 from turncredit.retrieval.service import retriever
 from turncredit.training import run

@@ -5,7 +5,7 @@ import torch
 from tests.trees import random_tree, transcript, turn
 from turncredit.credit import rows_of
 from turncredit.training.batch import Batch
-from turncredit.transcript import Group
+from turncredit.types import Group
 
 
 def test_masks_by_hand():

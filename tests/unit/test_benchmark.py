@@ -13,21 +13,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from bench.cost import matmul_peak, time_by_kind, update_flops
+from bench.generate import beside_generate
+from bench.results import Measured, save, tables
+from bench.steps import arm_steps
+from bench.trees import CHAINS, LEAVES, TREE, SearchingTask, shapes
 from tests import small_run
 from tests.models import tiny_policy
-from turncredit.benchmark.generate import beside_generate
-from turncredit.benchmark.measured import Measured, save, tables
-from turncredit.benchmark.steps import arm_steps
-from turncredit.benchmark.trees import CHAINS, LEAVES, TREE, SearchingTask, shapes
-from turncredit.cli import app
+from turncredit.cli.main import app
 from turncredit.credit import rows_of
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy, token_logprobs
-from turncredit.tasks.search import RULES
-from turncredit.training.cost import matmul_peak, time_by_kind, update_flops
-from turncredit.training.paths import RunPaths
+from turncredit.policy.tokenizer import Codec
+from turncredit.tasks.search.protocol import RULES
 from turncredit.training.run import make_bench
+from turncredit.training.run_folder import RunPaths
 
 
 @pytest.fixture(scope="module")

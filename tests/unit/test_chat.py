@@ -3,10 +3,10 @@
 import pytest
 
 from tests.policies import codec, foreign_codec, tokenizer
+from turncredit.config.data import PolicyConfig
 from turncredit.errors import CheckpointError, DataError
-from turncredit.materials import PolicyConfig
-from turncredit.policy.chat import MARKERS, TAGS, Codec, train_tokenizer
 from turncredit.policy.model import make_tiny_policy, save_policy
+from turncredit.policy.tokenizer import MARKERS, TAGS, Codec, train_tokenizer
 
 USER = [{"role": "user", "content": "What is the capital of Kenya?"}]
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.workflow.conftest import ROOT
-from turncredit import cli
-from turncredit.config import scale_names
+from turncredit.cli import main as cli
+from turncredit.config.load import scale_names
 from turncredit.errors import (
     CheckpointError,
     ConfigError,
@@ -28,7 +28,7 @@ COMMANDS = sorted(c.name or c.callback.__name__ for c in cli.app.registered_comm
 
 def test_starting_loads_nothing_heavy() -> None:
     heavy = "torch transformers pandas matplotlib scipy jnius snakemake"
-    code = f"import sys, turncredit.cli; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    code = f"import sys, turncredit.cli.main; print([m for m in '{heavy}'.split() if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

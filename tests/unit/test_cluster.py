@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yte
 
-from turncredit.cluster import Amount, Site
+from turncredit.distributed.slurm import Amount, Site
 from turncredit.errors import ConfigError
-from turncredit.reporting.pages import FIGURES
+from turncredit.reporting.catalogue import FIGURES
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "profiles" / "slurm"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests import synthetic_runs as synthetic
-from turncredit.config import Scale, load_scale
+from turncredit.config.load import Scale, load_scale
 from turncredit.reporting.audit import audit
-from turncredit.reporting.comparable import comparability, differences
+from turncredit.reporting.comparability import comparability, differences
 from turncredit.reporting.reported import read_reported
 from turncredit.reporting.runs import read_folders
 

@@ -12,23 +12,16 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from turncredit import config as settings
-from turncredit import equipment, materials
-from turncredit.config import (
-    Algorithm,
-    Content,
-    RunConfig,
-    Scale,
-    SearchRewards,
-    TaskConfig,
-    ToolRewards,
-    TrainingConfig,
-    load_scale,
-    scale_names,
-)
+from turncredit.config import data as materials
+from turncredit.config import load as settings
+from turncredit.config import runtime as equipment
+from turncredit.config.algorithm import Algorithm, Content
+from turncredit.config.data import Dataset
+from turncredit.config.load import RunConfig, Scale, load_scale, scale_names
+from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
+from turncredit.config.training import TrainingConfig
 from turncredit.errors import ConfigError
-from turncredit.materials import Dataset
-from turncredit.world.questions import DATASETS
+from turncredit.miniature.questions import DATASETS
 
 ROOT = Path(__file__).parents[2]
 SCALES = scale_names(ROOT / "config")

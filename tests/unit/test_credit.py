@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trees import Given, random_rewards, random_tree, transcript, turn
-from turncredit.config import Algorithm, TrainingConfig
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.training import TrainingConfig
 from turncredit.credit import make_estimator, rows_of
 from turncredit.credit.gae import gae, whiten
 from turncredit.credit.group import group_zscore, turn_advantages
 from turncredit.credit.placement import discounted_return, place_on_tokens, place_on_turns
-from turncredit.transcript import Group
+from turncredit.types import Group
 
 REWARDS = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
 

@@ -15,18 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.demonstrators import SEARCH, TOOL, Stage, make_stage
-from turncredit.config import SearchRewards, TaskConfig, ToolRewards
-from turncredit.materials import FLAWS
-from turncredit.rewards import Rewards, make_reward
-from turncredit.rewards.format import SEARCH as SEARCH_TAGS
-from turncredit.rewards.format import TOOL as TOOL_TAGS
-from turncredit.rewards.format import Grammar, final_turn_format, intermediate_turn_format, parse_action
-from turncredit.tasks import tool_search
-from turncredit.training.demonstrations import Demonstration, flaw_rates, kind_of, renamed
-from turncredit.training.warm_start import render
-from turncredit.transcript import StopReason, Transcript
-from turncredit.world.facts import load_facts
-from turncredit.world.questions import split_countries
+from turncredit.config.data import FLAWS
+from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
+from turncredit.miniature.demonstrations import Demonstration, flaw_rates, kind_of, renamed
+from turncredit.miniature.facts import load_facts
+from turncredit.miniature.questions import split_countries
+from turncredit.miniature.warm_start import render
+from turncredit.tasks.registry import make_reward
+from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.tags import SEARCH as SEARCH_TAGS
+from turncredit.tasks.tags import TOOL as TOOL_TAGS
+from turncredit.tasks.tags import Grammar, final_turn_format, intermediate_turn_format, parse_action
+from turncredit.tasks.tool_search import protocol as tool_search
+from turncredit.types import StopReason, Transcript
 
 TASKS = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
 

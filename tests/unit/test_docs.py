@@ -15,8 +15,14 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from turncredit import config, equipment, materials
-from turncredit.reporting.pages import FIGURES, TABLES
+from turncredit.config import algorithm as algorithm_config
+from turncredit.config import data as materials
+from turncredit.config import load as config
+from turncredit.config import retriever as retrieval_config
+from turncredit.config import runtime as equipment
+from turncredit.config import task as task_config
+from turncredit.config import training as training_config
+from turncredit.reporting.catalogue import FIGURES, TABLES
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "turncredit"
@@ -26,12 +32,14 @@ FILES = ("csv", "gz", "yaml", "json", "jsonl", "md", "rst", "pdf", "png", "html"
 # Where a short name of a page's `config.*` begins: the model whose fields follow.
 SECTIONS: dict[str, type[BaseModel]] = {
     "": config.Scale, "world": materials.WorldConfig, "questions": materials.QuestionsConfig,
-    "retriever": equipment.RetrieverConfig, "faiss": equipment.FaissConfig,
-    "server": equipment.ServerConfig, "policy": materials.PolicyConfig,
+    "retriever": retrieval_config.RetrieverConfig, "faiss": retrieval_config.FaissConfig,
+    "server": retrieval_config.ServerConfig, "policy": materials.PolicyConfig,
     "warm_start": materials.WarmStartConfig, "engine": equipment.EngineConfig, "launch": equipment.LaunchConfig,
-    "checkpoint": config.CheckpointConfig, "search_rewards": config.SearchRewards, "tool_rewards": config.ToolRewards,
-    "experiment": config.Experiment, "task": config.TaskConfig, "training": config.TrainingConfig, "arm": config.Arm,
-    "overrides": config.ArmOverrides, "algorithm": config.Algorithm}
+    "checkpoint": config.CheckpointConfig, "search_rewards": task_config.SearchRewards,
+    "tool_rewards": task_config.ToolRewards,
+    "experiment": config.Experiment, "task": task_config.TaskConfig, "training": training_config.TrainingConfig,
+    "arm": config.Arm,
+    "overrides": config.ArmOverrides, "algorithm": algorithm_config.Algorithm}
 # Fields that are no keys of their own: told by other tables, or (name) the file's name.
 NESTED = {
     "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
@@ -84,7 +92,7 @@ def is_python(reference: str) -> bool:
     """Whether ``package.module.name`` (or a module alone) is in the source, without importing it."""
     parts = reference.split(".")
     for depth in range(len(parts), 0, -1):
-        folder, rest = SOURCE.joinpath(*parts[:depth]), parts[depth:]
+        folder, rest = (ROOT if parts[0] == "bench" else SOURCE).joinpath(*parts[:depth]), parts[depth:]
         for module in (folder.with_suffix(".py"), folder / "__init__.py"):
             if module.exists():
                 found = names_in(module)
@@ -126,7 +134,7 @@ def test_every_name_in_a_page_is_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("reference", [
-    "credit.gae.gea", "credit.goe.gae", "credit.group.group_zscore.x", "config.training.lambda", "config.trainig.steps",
+    "bench.costs", "credit.gae.gea", "credit.goe.gae", "credit.group.group_zscore.x", "config.training.lambda", "config.trainig.steps",
     "config.algorithms.PPO", "tests/unit/test_credit.py::test_nothing", "tests/unit/test_credits.py::test_x",
     "docs/MAP.md", "fig2_training_dynamics"])
 def test_a_wrong_name_would_be_noticed(reference: str) -> None:
@@ -184,20 +192,22 @@ def test_the_readme_of_the_configuration_holds_every_key_with_its_default() -> N
     assert written == expected
 
 
-def test_the_readmes_tree_holds_every_file_and_nothing_else() -> None:
+def test_the_readmes_tree_holds_every_folder_and_nothing_else() -> None:
     tree = next(block for block in re.findall(r"```\n(.*?)```", text(README), re.DOTALL) if "src/turncredit/" in block)
     drawn, folders = set(), [""]
     for line in tree.splitlines():
         depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0] if line.strip() else ""
         if name.endswith("/"):
             folders = [*folders[: depth + 1], folders[depth] + name]
+            drawn.add(folders[-1])
         elif name:
-            drawn.add(folders[depth] + name)
-    assert not {name for name in drawn if not list(ROOT.glob(name))}
+            assert list(ROOT.glob(folders[depth] + name)), name
+    assert not {name for name in drawn if not (ROOT / name).is_dir()}
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True)
-    tracked = [name for name in map(Path, listed.stdout.splitlines()) if name.name != "__init__.py"]
-    assert not [name for name in tracked
-                if (ROOT / name).exists() and not any(name.match(pattern) for pattern in drawn)]
+    tracked = {name for name in map(Path, listed.stdout.splitlines()) if (ROOT / name).exists()}
+    top = {f"{name.parts[0]}/" for name in tracked if len(name.parts) > 1 and not name.parts[0].startswith(".")}
+    rooms = {f"{name.parent}/" for name in tracked if name.match("src/turncredit/*/__init__.py")}
+    assert not (top - {"src/"} | rooms) - drawn
 
 
 def test_the_readme_has_one_place_for_the_generated_results() -> None:

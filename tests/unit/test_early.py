@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests import small_run
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.retriever import RetrieverConfig
 from turncredit.errors import DataError
-from turncredit.training import early
-from turncredit.training.paths import RunPaths
+from turncredit.training import cached_evaluation as early
+from turncredit.training.run_folder import RunPaths
 
 RETRIEVER = RetrieverConfig()
 CONFIG = small_run.config("chains")

@@ -6,11 +6,11 @@ import torch
 
 from tests.policies import codec, foreign_codec, model, script_model
 from turncredit.errors import ConfigError, NonFiniteError
-from turncredit.policy.chat import Codec, train_tokenizer
-from turncredit.policy.engine import Sample
-from turncredit.policy.engine_hf import HFEngine
+from turncredit.policy.engines.base import Sample
+from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import token_logprobs
-from turncredit.transcript import TurnStop
+from turncredit.policy.tokenizer import Codec, train_tokenizer
+from turncredit.types import TurnStop
 
 KINDS = ("qwen2", "qwen2-grouped", "llama", "gpt2")
 STOP = ("</search>", "</answer>")

@@ -20,15 +20,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.policies import codec, foreign_codec, model
-from turncredit.equipment import EngineConfig
+from turncredit.config.runtime import EngineConfig
 from turncredit.errors import CheckpointError, ConfigError, DataError, NonFiniteError, ProcessError
-from turncredit.policy import engines
-from turncredit.policy.engine_vllm import Completion, VLLMEngine, finished, sampling_parameters, turn_end
+from turncredit.policy.engines import make as engines
+from turncredit.policy.engines.vllm import Completion, VLLMEngine, finished, sampling_parameters, turn_end
+from turncredit.policy.engines.vllm_process import deaf_children, environment
+from turncredit.policy.engines.vllm_server import Server
+from turncredit.policy.engines.weight_folder import WeightFolder, wait_until, write_weights
 from turncredit.policy.model import save_policy
-from turncredit.policy.vllm_process import deaf_children, environment
-from turncredit.policy.vllm_server import Server
-from turncredit.policy.weight_folder import WeightFolder, wait_until, write_weights
-from turncredit.transcript import TurnStop
+from turncredit.types import TurnStop
 
 STOP = ("</search>", "</answer>")
 

@@ -20,12 +20,12 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.file_server import Fault, FileServer, serving
-from turncredit import cli
+from turncredit.cli import main as cli
 from turncredit.data.download import Patience
 from turncredit.data.fetch import fetch, fetched, is_here, read_record
 from turncredit.data.sources import QUESTIONS, Registry, load_registry
 from turncredit.errors import ConfigError, DataError
-from turncredit.world.questions import SPLITS
+from turncredit.miniature.questions import SPLITS
 
 ROOT = Path(__file__).parents[2]
 HASTY = Patience(timeout_s=1.0, retries=1, pause_s=0.001, longest_pause_s=0.01)

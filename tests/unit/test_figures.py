@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from tests import synthetic_runs as synthetic
-from turncredit.config import ToolRewards
+from turncredit.config.task import ToolRewards
 from turncredit.errors import ConfigError
 from turncredit.reporting import statistics, style, tables
-from turncredit.reporting.curves import EMA_DECAY
+from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.reporting.curve_figures import EMA_DECAY
 from turncredit.reporting.figures import ALL_ARMS, BUILDERS, COMPONENTS, CRITIC, GROUP, draw
-from turncredit.reporting.pages import FIGURES, TABLES
 from turncredit.reporting.scores import Results
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turncredit.rewards.format import (
+from turncredit.tasks.tags import (
     TOOL,
     Action,
     final_turn_format,
@@ -12,7 +12,7 @@ from turncredit.rewards.format import (
     parse_action,
     parse_blocks,
 )
-from turncredit.transcript import Document, Observation, Turn, TurnStop
+from turncredit.types import Document, Observation, Turn, TurnStop
 
 SHOWN = Observation("<information>Doc 1(Title: T) x</information>", (Document("1", "T", "x"),))
 

@@ -18,17 +18,18 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.file_server import Fault, serving
-from turncredit import cli
-from turncredit.config import load_scale
+from turncredit.cli import main as cli
+from turncredit.config.data import QuestionsConfig
+from turncredit.config.load import load_scale
 from turncredit.data.formats import extract_corpus, read_rows, unpack_folder
 from turncredit.data.prepare import choose, prepare
 from turncredit.data.sources import Format, Inside, load_registry
 from turncredit.errors import ConfigError, DataError
-from turncredit.materials import QuestionsConfig
+from turncredit.miniature.questions import Split
 from turncredit.retrieval.corpus import read_corpus
-from turncredit.rewards.text import normalise
+from turncredit.rewards.matching import normalise
 from turncredit.training.run import read_split
-from turncredit.world.questions import Question, Split
+from turncredit.types import Question
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 def test_a_command_and_its_children_do_not_outlive_the_process_that_started_it():
     """The guard's pipe closes, as it does when its owner is killed: the command and its children go."""
     owner = subprocess.Popen(
-        [sys.executable, "-m", "turncredit.guard", sys.executable, "-c",
+        [sys.executable, "-m", "turncredit.child_process", sys.executable, "-c",
          "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(os.getpid(), child.pid,"
          " flush=True); time.sleep(600)"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True)
@@ -35,6 +35,6 @@ def alive(pid: int) -> bool:
 
 
 def test_a_command_that_ends_gives_its_code():
-    guard = [sys.executable, "-m", "turncredit.guard", sys.executable, "-c", "raise SystemExit(7)"]
+    guard = [sys.executable, "-m", "turncredit.child_process", sys.executable, "-c", "raise SystemExit(7)"]
     with subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True) as process:
         assert process.wait(30) == 7

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests import synthetic_runs as synthetic
-from turncredit import cli
-from turncredit.config import RunConfig, Scale
+from turncredit.cli import main as cli
+from turncredit.config.load import RunConfig, Scale
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.audit import audit
 from turncredit.reporting.imported import import_run, imported_run

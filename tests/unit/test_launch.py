@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from accelerate.utils import FullyShardedDataParallelPlugin
 
-from turncredit.equipment import LaunchConfig
+from turncredit.config.runtime import LaunchConfig
+from turncredit.distributed.launch import accelerate_environment, command
+from turncredit.distributed.layout import offloads_all, share
+from turncredit.distributed.processes import Processes
 from turncredit.errors import ConfigError
-from turncredit.training.launch import accelerate_environment, command
-from turncredit.training.layout import offloads_all, share
-from turncredit.training.processes import Processes
 
 CLONE = Path(__file__).parents[2]
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trees import random_rewards, random_tree
-from turncredit.config import Algorithm, TrainingConfig
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.training import TrainingConfig
 from turncredit.credit import GroupEstimator, TokenCredit, make_estimator, rows_of
 from turncredit.losses import entropy_loss, kl_k3, policy_loss, value_loss
-from turncredit.transcript import Group
+from turncredit.types import Group
 
 
 def test_the_clip_stops_gains_and_not_losses() -> None:

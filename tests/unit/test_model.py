@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from tests.policies import model, tokenizer
+from turncredit.config.data import PolicyConfig
 from turncredit.errors import CheckpointError, ConfigError
-from turncredit.materials import PolicyConfig
-from turncredit.policy.chat import Codec
 from turncredit.policy.model import (
     Critic,
     head_logits,
@@ -17,6 +16,7 @@ from turncredit.policy.model import (
     token_logprobs,
     token_values,
 )
+from turncredit.policy.tokenizer import Codec
 
 KINDS = ("qwen2", "qwen2-grouped", "llama", "gpt2")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import peers
+from bench.cases import GROUP, QUESTIONS, TURN_TOKENS, Case, Ours, Setting, cases
+from bench.results import Measured, NotMeasured, save, tables, with_spread
 from tests import small_run
-from turncredit.benchmark import peers
-from turncredit.benchmark.cases import GROUP, QUESTIONS, TURN_TOKENS, Case, Ours, Setting, cases
-from turncredit.benchmark.measured import Measured, NotMeasured, save, tables, with_spread
 from turncredit.errors import ConfigError, ProcessError
-from turncredit.training.paths import RunPaths
+from turncredit.training.run_folder import RunPaths
 
 ROOT = Path(__file__).parents[2]
 TRL = os.environ.get("TURNCREDIT_TRL_PYTHON", str(ROOT / ".venv-trl/bin/python"))
@@ -109,8 +109,8 @@ def test_a_program_that_fails_ends_the_benchmark_with_its_last_words(tmp_path: P
 def test_a_program_prints_its_numbers_and_nothing_else() -> None:
     program = """
 import subprocess
-from turncredit.benchmark import peers
-from turncredit.benchmark.measured import Measured
+from bench import peers
+from bench.results import Measured
 def measure(root, scale, repeats):
     print("a library's remark")
     subprocess.run(["echo", "its child's"], check=True)
@@ -132,9 +132,9 @@ import json, sys, torch
 from dataclasses import astuple, replace
 from pathlib import Path
 from tests import small_run
-from turncredit.benchmark import beside_trl
-from turncredit.benchmark.cases import cases
-from turncredit.training.paths import RunPaths
+from bench import vs_trl as beside_trl
+from bench.cases import cases
+from turncredit.training.run_folder import RunPaths
 torch.set_num_threads(1)
 root, config = Path(sys.argv[1]), small_run.config("chains", micro_batch_tokens=2400)
 config = config.model_copy(update={"task": config.task.model_copy(update={"max_context_tokens": 256})})

@@ -11,10 +11,10 @@ from accelerate.utils import calculate_maximum_sizes
 from rich.table import Table
 from typer.testing import CliRunner
 
-from turncredit import cli
-from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.cli import main as cli
+from turncredit.config.data import PolicyConfig
+from turncredit.config.load import RunConfig, Scale, load_scale
 from turncredit.errors import ConfigError
-from turncredit.materials import PolicyConfig
 from turncredit.planning.activations import meta_model, update_peak
 from turncredit.planning.catalogue import Assumptions, Shape, load_catalogue, shape_of
 from turncredit.planning.memory import (

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turncredit.rewards.format import SEARCH, TOOL
-from turncredit.tasks import search, tool_search
-from turncredit.world.facts import ATTRIBUTES, LINKS, load_facts
-from turncredit.world.passages import corpus_cities, make_passages
-from turncredit.world.renaming import Renamer
+from turncredit.miniature.facts import ATTRIBUTES, LINKS, load_facts
+from turncredit.miniature.passages import corpus_cities, make_passages
+from turncredit.miniature.renaming import Renamer
+from turncredit.tasks.search import protocol as search
+from turncredit.tasks.tags import SEARCH, TOOL
+from turncredit.tasks.tool_search import protocol as tool_search
 
 KINDS = {"Chad": "country", "Guinea": "country", "Guinea-Bissau": "country", "New Zealand": "country",
          "Bissau": "city", "Wellington": "city", "Franc": "currency", "Dollar": "currency"}

@@ -8,7 +8,7 @@ import threading
 import httpx
 import pytest
 
-from turncredit.equipment import ServerConfig
+from turncredit.config.retriever import ServerConfig
 from turncredit.retrieval.batching import Batcher, QueueFull
 from turncredit.retrieval.corpus import Passage
 from turncredit.retrieval.metrics import Histogram, Metrics

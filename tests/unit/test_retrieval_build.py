@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.encoders import faiss_config, passages, write_corpus, write_encoder
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.retriever import RetrieverConfig
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import sha256
 from turncredit.retrieval.build import Place, compared, make_index, make_shard, make_table, unpack_lucene

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.encoders import faiss_config, passages, write_corpus
-from turncredit.equipment import FaissConfig, RetrieverConfig
+from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.errors import ConfigError, DataError
 from turncredit.retrieval.corpus import read_corpus
 from turncredit.retrieval.dense import DenseSearcher, build_dense, open_index

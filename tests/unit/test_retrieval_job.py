@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.encoders import faiss_config, passages, write_corpus, write_encoder
-from turncredit.cluster import Site
-from turncredit.equipment import RetrieverConfig, ServerConfig
+from turncredit.config.retriever import RetrieverConfig, ServerConfig
+from turncredit.distributed.slurm import Site
 from turncredit.errors import RetrieverError
 from turncredit.retrieval import leases
 from turncredit.retrieval.dense import build_dense
@@ -88,7 +88,7 @@ def wait_until_gone(url):
 def test_users_share_one_job_that_survives_a_killed_user_and_ends_with_the_last(tmp_path, index, slurm):
     folder = slurm()
     config = settings(tmp_path / "encoder")
-    code = ("import sys, time; from pathlib import Path; from turncredit.equipment import RetrieverConfig; "
+    code = ("import sys, time; from pathlib import Path; from turncredit.config.retriever import RetrieverConfig; "
             "from turncredit.retrieval.service import retriever\n"
             "config = RetrieverConfig.model_validate_json(sys.argv[2])\n"
             "with retriever(Path(sys.argv[1]), config, poll_s=1) as r:\n"

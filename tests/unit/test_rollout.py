@@ -10,16 +10,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.policies import codec, model
-from turncredit.config import TaskConfig
+from turncredit.config.task import TaskConfig
 from turncredit.errors import ConfigError, RetrieverError
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Sample
-from turncredit.policy.engine_hf import HFEngine
-from turncredit.rollout.episode import rollout
-from turncredit.tasks import make_task
-from turncredit.tasks.base import Environment, Message, Step
-from turncredit.transcript import Document, Group, Observation, StopReason, TurnStop
-from turncredit.world.questions import Question
+from turncredit.policy.engines.base import Sample
+from turncredit.policy.engines.hf import HFEngine
+from turncredit.policy.tokenizer import Codec
+from turncredit.rollout.batched import rollout
+from turncredit.tasks.env import Environment, Message, Step
+from turncredit.tasks.registry import make_task
+from turncredit.types import Document, Group, Observation, Question, StopReason, TurnStop
 
 SEARCH = "<think> I look up Nairobi </think><search> capital of Kenya </search>"
 ANSWER = "<think> It is Nairobi </think><answer> Nairobi </answer>"

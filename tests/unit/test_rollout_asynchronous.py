@@ -13,12 +13,13 @@ from tests.engines import OneByOne
 from tests.policies import codec, model
 from tests.unit.test_rollout import ANSWER, SEARCH, Retriever, Talk, config, questions, seed_of
 from turncredit.errors import RetrieverError
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Sample
-from turncredit.policy.engine_hf import HFEngine
-from turncredit.rollout import asynchronous, episode
-from turncredit.tasks import make_task
-from turncredit.transcript import Document, Group, TurnStop
+from turncredit.policy.engines.base import Sample
+from turncredit.policy.engines.hf import HFEngine
+from turncredit.policy.tokenizer import Codec
+from turncredit.rollout import asynchronous
+from turncredit.rollout import batched as episode
+from turncredit.tasks.registry import make_task
+from turncredit.types import Document, Group, TurnStop
 
 
 @dataclass

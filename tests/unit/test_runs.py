@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
-from turncredit.config import HOW
+from turncredit.config.load import HOW
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.runs import collect, read_collected, read_folders
 from turncredit.reporting.schema import METRICS

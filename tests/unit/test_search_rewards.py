@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tests.episodes import HIT, MISS, config, play, question, reason_answer, think_answer, think_search
-from turncredit.config import Content, SearchRewards, ToolRewards
+from turncredit.config.algorithm import Content
+from turncredit.config.task import SearchRewards, ToolRewards
 from turncredit.errors import ConfigError
-from turncredit.rewards import Rewards, make_reward
-from turncredit.rewards.search import (
+from turncredit.tasks.registry import make_reward
+from turncredit.tasks.search.rewards import (
     binary_outcome,
     format_reward,
     outcome_reward,
@@ -19,7 +20,8 @@ from turncredit.rewards.search import (
     search_reward,
     searches_so_far_K,
 )
-from turncredit.transcript import Document, Observation, StopReason, Transcript
+from turncredit.tasks.search.shared import Rewards
+from turncredit.types import Document, Observation, StopReason, Transcript
 
 SETTINGS = config(max_turns=5)
 INVALID = "no tags at all"

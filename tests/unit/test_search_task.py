@@ -19,8 +19,8 @@ from tests.episodes import (
     think_search,
 )
 from turncredit.errors import ConfigError
-from turncredit.tasks import make_task
-from turncredit.transcript import Observation, StopReason, TurnStop
+from turncredit.tasks.registry import make_task
+from turncredit.types import Observation, StopReason, TurnStop
 
 INVALID = "<think> t </think>"
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turncredit.training.seeding import START, Cursor, digest, draw, permutation
+from turncredit.seeding import START, Cursor, digest, draw, permutation
 
 
 def test_digest_is_the_same_under_any_hash_seed():
-    code = "from turncredit.training.seeding import digest; print(digest(1, 2, 'facts-train-3', 4))"
+    code = "from turncredit.seeding import digest; print(digest(1, 2, 'facts-train-3', 4))"
     found = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True,
                             capture_output=True, text=True).stdout for seed in ("0", "1", "77")}
     assert found == {f"{digest(1, 2, 'facts-train-3', 4)}\n"}

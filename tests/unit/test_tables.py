@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
-from turncredit.config import Placement
+from turncredit.config.algorithm import Placement
 from turncredit.errors import ConfigError
-from turncredit.reporting.pages import TABLES
+from turncredit.reporting.catalogue import TABLES
 from turncredit.reporting.render import Block, Cell, Row, Table, frame, latex, mark_best, markdown, save
 from turncredit.reporting.reported import Reported, read_reported
 from turncredit.reporting.scores import Results

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.episodes import characters, first_characters
-from turncredit.policy.chat import MARKERS, TAGS, Codec, train_tokenizer
-from turncredit.rewards.format import parse_blocks
-from turncredit.tasks.passages import asked, neutral, show
-from turncredit.transcript import Document, Observation
+from turncredit.policy.tokenizer import MARKERS, TAGS, Codec, train_tokenizer
+from turncredit.tasks.search.passages import asked, neutral, show
+from turncredit.tasks.tags import parse_blocks
+from turncredit.types import Document, Observation
 
 # -- the budget -------------------------------------------------------------------------------
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.episodes import HIT, MISS, config, play, question, reason_answer, reason_tool
-from turncredit.config import Content, ToolRewards
-from turncredit.rewards import Rewards, make_reward
-from turncredit.rewards.tool_call import attempts, search_answer, tool_execution, xml_format, xml_tags
-from turncredit.transcript import StopReason, Transcript
+from turncredit.config.algorithm import Content
+from turncredit.config.task import ToolRewards
+from turncredit.tasks.registry import make_reward
+from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.tool_search.rewards import attempts, search_answer, tool_execution, xml_format, xml_tags
+from turncredit.types import StopReason, Transcript
 
 TWO = config("tool_search", max_turns=2, top_k=1)
 FOUR = config("tool_search", max_turns=4, top_k=1)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.episodes import HIT, MISS, config, play, reason_answer, reason_tool, start
-from turncredit.tasks.tool_search import RULES, read_call
-from turncredit.transcript import Observation, StopReason, TurnStop
+from turncredit.tasks.tool_search.protocol import RULES, read_call
+from turncredit.types import Observation, StopReason, TurnStop
 
 TWO = config("tool_search", max_turns=2, top_k=1)
 FOUR = config("tool_search", max_turns=4, top_k=1)

@@ -17,17 +17,17 @@ from safetensors.torch import load_file, save_file
 
 from tests.small_run import TASK, config, events, make_world, served, train, untimed
 from tests.trees import transcript, turn
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.data.questions import evaluation_ids
 from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
 from turncredit.evaluation import leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.model import load_policy
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
-from turncredit.training.paths import RunPaths
 from turncredit.training.run import evaluate_run, read_split
-from turncredit.transcript import Group
-from turncredit.world.questions import evaluation_ids
+from turncredit.training.run_folder import RunPaths
+from turncredit.types import Group
 
 
 @pytest.fixture(scope="module")

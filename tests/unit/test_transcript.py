@@ -1,7 +1,7 @@
 import pytest
 
 from tests.trees import transcript, turn
-from turncredit.transcript import Group, StopReason, Transcript, Turn, TurnStop
+from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop
 
 
 def test_every_mask_is_as_drawn() -> None:

@@ -14,27 +14,21 @@ from safetensors.torch import load_file
 
 from tests.demonstrators import POLICY, SEARCH, TOOL, WORLD, Stage, make_stage
 from tests.policies import tokenizer as other_tokenizer
-from turncredit.config import Scale, TaskConfig
+from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
+from turncredit.config.load import Scale
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.config.task import TaskConfig
 from turncredit.credit import Row
-from turncredit.equipment import RetrieverConfig
 from turncredit.errors import CheckpointError, DataError, NonFiniteError
-from turncredit.materials import FLAWS, PolicyConfig, WarmStartConfig
-from turncredit.policy.chat import END, TAGS, Codec
-from turncredit.policy.engine import Sample
+from turncredit.miniature import warm_start
+from turncredit.miniature.warm_start import demonstration_rows, imitate, make_base, make_clean, make_tokenizer, render
+from turncredit.policy.engines.base import Sample
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
-from turncredit.rollout.episode import rollout
-from turncredit.tasks import make_task
-from turncredit.training import warm_start
+from turncredit.policy.tokenizer import END, TAGS, Codec
+from turncredit.rollout.batched import rollout
+from turncredit.tasks.registry import make_task
 from turncredit.training.batch import Batch
-from turncredit.training.warm_start import (
-    demonstration_rows,
-    imitate,
-    make_base,
-    make_clean,
-    make_tokenizer,
-    render,
-)
-from turncredit.transcript import TurnStop
+from turncredit.types import TurnStop
 
 TASKS = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
 FLAWED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}

@@ -8,23 +8,16 @@ from dataclasses import replace
 
 import pytest
 
+from turncredit.config.data import WorldConfig
+from turncredit.data.questions import read_questions, write_questions
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import sha256
-from turncredit.materials import WorldConfig
+from turncredit.miniature.build import build_world, chance_level
+from turncredit.miniature.facts import load_facts
+from turncredit.miniature.passages import corpus_cities
+from turncredit.miniature.questions import DATASETS, SPLITS, make_questions, split_countries
 from turncredit.retrieval.corpus import read_corpus
-from turncredit.world.build import build_world, chance_level
-from turncredit.world.facts import load_facts
-from turncredit.world.passages import corpus_cities
-from turncredit.world.questions import (
-    DATASETS,
-    SPLITS,
-    Hop,
-    Question,
-    make_questions,
-    read_questions,
-    split_countries,
-    write_questions,
-)
+from turncredit.types import Hop, Question
 
 CONFIG = WorldConfig(cities=600, train_questions=400, validation_questions=40, test_questions=80)
 HOPS = {"facts": 1, "bridge": 2, "inverse": 1, "compose": 2, "chain": 3}
@@ -100,8 +93,8 @@ def test_world_json_vouches_for_every_file(world):
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_the_same_settings_give_the_same_bytes_in_any_process(world, tmp_path, hash_seed):
-    code = ("import sys; from pathlib import Path; from turncredit.materials import WorldConfig; "
-            "from turncredit.world.build import build_world; "
+    code = ("import sys; from pathlib import Path; from turncredit.config.data import WorldConfig; "
+            "from turncredit.miniature.build import build_world; "
             "build_world(WorldConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))")
     subprocess.run([sys.executable, "-c", code, CONFIG.model_dump_json(), str(tmp_path)], check=True,
                    env={**os.environ, "PYTHONHASHSEED": hash_seed})

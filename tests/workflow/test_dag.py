@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, touch
-from turncredit.config import Scale, load_scale, scale_names
+from turncredit.config.load import Scale, load_scale, scale_names
 
 SCALES = scale_names(ROOT / "config")
 FIGURE = "figures/mini/fig3_training_dynamics.pdf"

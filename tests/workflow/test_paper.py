@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, make_clone
-from turncredit.config import RunConfig, Scale, load_scale
+from turncredit.config.load import RunConfig, Scale, load_scale
 from turncredit.data.sources import load_registry
-from turncredit.reporting.pages import FIGURES, TABLES
+from turncredit.reporting.catalogue import FIGURES, TABLES
 
 COMMAND = re.compile(r"turncredit train --scale paper --experiment (\S+) --arm (\S+) --seed (\d+)")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, make_clone
-from turncredit.reporting.pages import FIGURES, TABLES
+from turncredit.reporting.catalogue import FIGURES, TABLES
 
 FRESH = ("--config", "scale=smoke", "runs=fresh")
 
@@ -60,7 +60,7 @@ def test_a_second_run_does_nothing_even_in_another_place(later: Clone) -> None:
 
 
 def test_a_comment_reruns_nothing(later: Clone) -> None:
-    for name in ("config/smoke.yaml", "src/turncredit/training/trainer.py", "Snakefile", "workflow/rules/train.smk"):
+    for name in ("config/smoke.yaml", "src/turncredit/training/loop.py", "Snakefile", "workflow/rules/train.smk"):
         path = later.root / name
         path.write_text(path.read_text() + "\n# a comment\n")
     assert later.jobs(*FRESH) == {}

@@ -18,8 +18,8 @@ import pandas as pd
 import pytest
 
 from tests.workflow.conftest import Clone, make_clone
-from turncredit.config import load_scale
-from turncredit.reporting.pages import FIGURES, TABLES
+from turncredit.config.load import load_scale
+from turncredit.reporting.catalogue import FIGURES, TABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 SMOKE = ("--config", "scale=smoke", "runs=fresh")

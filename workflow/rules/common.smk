@@ -7,10 +7,10 @@ from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import validate
-from turncredit.config import RunConfig, Scale, load_scale, scale_names
+from turncredit.config.load import (RunConfig, Scale, load_scale, scale_names)
 from turncredit.errors import ConfigError, nearest
 from turncredit.files import json_sha256
-from turncredit.reporting.pages import FIGURES, TABLES
+from turncredit.reporting.catalogue import FIGURES, TABLES
 
 # The `turncredit` of this very environment, also where the environment is not activated.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
@@ -51,7 +51,7 @@ check_experiments(config.get("experiments", []))
 check_experiments(config["seeds"] if isinstance(config.get("seeds"), dict) else [])
 
 # The code and numbers that pages are made of: editing them draws again, and trains nothing.
-DRAWING = sorted(map(str, Path("src/turncredit/reporting").glob("*.py")))
+DRAWING = sorted(map(str, Path("src/turncredit/reporting").rglob("*.py")))
 REPORTED = sorted(map(str, Path("paper_tables/reported").glob("*.csv")))
 SCALES = scale_names()
 

@@ -1,6 +1,6 @@
 # What rules are made of: downloads, passages, indexes, policies. Functions alone; the rules are in files of their own.
 from turncredit.data.sources import load_registry
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.retriever import RetrieverConfig
 from turncredit.retrieval.manifest import built
 
 try:

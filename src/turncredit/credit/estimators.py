@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turncredit.config import Algorithm, Placement, TrainingConfig
+from turncredit.config.algorithm import Algorithm, Placement
+from turncredit.config.training import TrainingConfig
 from turncredit.credit.gae import gae, whiten
 from turncredit.credit.group import group_zscore, turn_advantages
 from turncredit.credit.placement import discounted_return, place_on_tokens, place_on_turns
 from turncredit.credit.rows import Row
-from turncredit.transcript import Group
+from turncredit.types import Group
 
 
 class TrajectoryRewards(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from turncredit.config import Placement
+from turncredit.config.algorithm import Placement
 
 
 def place_on_turns(placement: Placement, intermediate_K: Sequence[float], outcome: float) -> list[float]:

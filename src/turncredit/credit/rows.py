@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turncredit.transcript import Group, Transcript
+from turncredit.types import Group, Transcript
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,18 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from turncredit.config import Scale
+from turncredit.config.data import QuestionsConfig
+from turncredit.config.load import Scale
 from turncredit.data.fetch import fetched, read_record
 from turncredit.data.formats import extract_corpus, read_rows
+from turncredit.data.questions import write_questions
 from turncredit.data.sources import Registry
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import atomic, sha256, write_text
-from turncredit.materials import QuestionsConfig
-from turncredit.rewards.text import normalise
-from turncredit.world.build import chance_level
-from turncredit.world.questions import SPLITS, Question, Split, write_questions
+from turncredit.miniature.build import chance_level
+from turncredit.miniature.questions import SPLITS, Split
+from turncredit.rewards.matching import normalise
+from turncredit.types import Question
 
 log = logging.getLogger(__name__)
 

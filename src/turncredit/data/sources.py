@@ -14,10 +14,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from turncredit.closed import Closed, explain, read_mapping
-from turncredit.config import Scale
+from turncredit.config.base import Closed, explain, read_mapping
+from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, DataError, nearest
-from turncredit.world.questions import Split
+from turncredit.miniature.questions import Split
 
 Format = Literal["flashrag", "search_r1", "trivia_rc", "wiki18", "lucene", "faiss", "model"]
 QUESTIONS: frozenset[Format] = frozenset({"flashrag", "search_r1", "trivia_rc"})

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from turncredit.closed import Closed, explain, read_mapping
+from turncredit.config.base import Closed, explain, read_mapping
+from turncredit.config.data import PolicyConfig
 from turncredit.errors import ConfigError, DataError, nearest
-from turncredit.materials import PolicyConfig
 
 MODELS = "models.yaml"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from turncredit.config import RunConfig
+from turncredit.config.load import RunConfig
 from turncredit.planning.catalogue import Shape
 
 GIB = 2**30

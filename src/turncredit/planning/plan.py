@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from turncredit.closed import read_mapping
-from turncredit.config import RunConfig, Scale
+from turncredit.config.base import read_mapping
+from turncredit.config.load import RunConfig, Scale
 from turncredit.credit import make_estimator
 from turncredit.data.sources import Registry, load_registry
 from turncredit.errors import ConfigError

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from turncredit.config import RunConfig
+from turncredit.config.load import RunConfig
 from turncredit.planning.catalogue import Assumptions, Shape
 
 

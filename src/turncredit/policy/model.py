@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config
 
+from turncredit.config.data import PolicyConfig
 from turncredit.errors import CheckpointError, ConfigError, DataError
 from turncredit.files import atomic_folder
-from turncredit.materials import PolicyConfig
 
 
 def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: bool = True) -> PreTrainedModel:

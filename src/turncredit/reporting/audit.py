@@ -15,11 +15,11 @@ from typing import Literal
 
 import pandas as pd
 
-from turncredit.config import Scale
+from turncredit.config.load import Scale
 from turncredit.reporting import statistics
+from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.claims import Comparison, claim_verdict, compare, tally
-from turncredit.reporting.comparable import differences
-from turncredit.reporting.pages import BASE
+from turncredit.reporting.comparability import differences
 from turncredit.reporting.render import number
 from turncredit.reporting.reported import Claim, Reported, Value
 from turncredit.reporting.runs import Runs

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from turncredit.config import Scale
+from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
-from turncredit.reporting.curves import Kind, Panel, curves_figure
-from turncredit.reporting.effects import final_scores, placement_effect
+from turncredit.reporting.curve_figures import Kind, Panel, curves_figure
+from turncredit.reporting.final_score_figures import final_scores, placement_effect
 from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import Results
 

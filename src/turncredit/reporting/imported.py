@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turncredit.config import RunConfig, Scale
+from turncredit.config.load import RunConfig, Scale
+from turncredit.data.questions import ids_digest
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic_folder, sha256
 from turncredit.reporting.runs import check_config, read_metrics
 from turncredit.reporting.schema import EVALUATION, read_cells, typed
 from turncredit.reporting.scores import DECODING
-from turncredit.world.questions import ids_digest
 
 FOLDER = "imported"
 MANIFEST = "manifest.json"

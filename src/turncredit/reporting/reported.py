@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from turncredit.config import Scale
+from turncredit.config.load import Scale
 from turncredit.errors import DataError, nearest
 from turncredit.reporting.schema import line_of, read_cells
 

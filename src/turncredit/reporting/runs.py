@@ -18,10 +18,10 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config import HOW, RunConfig, Scale
+from turncredit.config.load import HOW, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, json_sha256, write_text
-from turncredit.reporting.pages import BASE
+from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.schema import (
     EVALUATION,
     METRICS,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from turncredit.config import Scale
+from turncredit.config.load import Scale
 from turncredit.errors import DataError, nearest
-from turncredit.reporting.pages import BASE
+from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.runs import Runs, imported
 from turncredit.reporting.statistics import Array
-from turncredit.transcript import StopReason
+from turncredit.types import StopReason
 
 DECODING = "greedy"  # of every reported score; sampled evaluations stand in the files only
 TRAINED_ON = ("facts", "bridge")  # what claim_tests.csv calls the sets of one hop and of two that are trained on

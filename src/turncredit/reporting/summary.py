@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from turncredit.config import Scale
+from turncredit.config.load import Scale
 from turncredit.errors import DataError
 from turncredit.files import write_text
 from turncredit.reporting.audit import NOT_COMPARABLE, NOT_REPORTED, Entry, frame
-from turncredit.reporting.comparable import comparability
+from turncredit.reporting.comparability import comparability
 
 BEGIN, END = "<!-- results: begin, generated -->", "<!-- results: end -->"
 HEADLINES = {  # value_id -> what the reader wants to see first

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from turncredit.config import Algorithm, Content, Placement, Scale, SearchRewards
+from turncredit.config.algorithm import Algorithm, Content, Placement
+from turncredit.config.load import Scale
+from turncredit.config.task import SearchRewards
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting import statistics
 from turncredit.reporting.claims import collapsed
-from turncredit.reporting.comparable import comparability
+from turncredit.reporting.comparability import comparability
 from turncredit.reporting.render import NOT_REPORTED, NOT_RUN, Block, Cell, Row, Table, mark_best
 from turncredit.reporting.reported import Reported, Value
 from turncredit.reporting.runs import Runs

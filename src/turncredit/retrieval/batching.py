@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from turncredit.equipment import ServerConfig
+from turncredit.config.retriever import ServerConfig
 from turncredit.retrieval.corpus import Passage
 from turncredit.retrieval.metrics import Metrics
 

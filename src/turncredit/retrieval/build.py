@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from turncredit.config import Scale
+from turncredit.config.load import Scale
+from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.data.fetch import fetched
 from turncredit.data.sources import load_registry
-from turncredit.equipment import FaissConfig, RetrieverConfig
 from turncredit.errors import ConfigError, DataError, RetrieverError, nearest
 from turncredit.files import atomic_folder, sha256, write_text
+from turncredit.miniature.build import checked
 from turncredit.retrieval import java
 from turncredit.retrieval.manifest import LuceneManifest, Manifest
 from turncredit.retrieval.passages import PassageTable, build_table
 from turncredit.retrieval.vectors import Vectors, read_flat_file, read_shards
-from turncredit.world.build import checked
 
 log = logging.getLogger(__name__)
 

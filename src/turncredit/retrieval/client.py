@@ -17,7 +17,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 from turncredit.errors import RetrieverError
 from turncredit.retrieval.corpus import Passage
 from turncredit.retrieval.query import clean_query
-from turncredit.transcript import Document
+from turncredit.types import Document
 
 _GROWING = wait_exponential(multiplier=0.1, max=5)
 _LONGEST_S = 30.0  # that a server may ask a client to wait

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turncredit.errors import DataError
-from turncredit.transcript import Document
+from turncredit.types import Document
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from turncredit.equipment import FaissConfig
+from turncredit.config.retriever import FaissConfig
 from turncredit.errors import ConfigError, DataError, RetrieverError
 from turncredit.files import atomic_folder, write_text
 from turncredit.retrieval.corpus import Passage

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
+from turncredit.config.retriever import FaissConfig
 from turncredit.data.fetch import read_record
 from turncredit.data.sources import load_registry
-from turncredit.equipment import FaissConfig
 from turncredit.errors import CheckpointError, ConfigError, DataError, NonFiniteError, nearest
 
 Vectors_N_D = NDArray[np.float32]

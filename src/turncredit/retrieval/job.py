@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from turncredit.cluster import Site
-from turncredit.equipment import ServerConfig
+from turncredit.config.retriever import ServerConfig
+from turncredit.distributed.slurm import Site
 from turncredit.errors import RetrieverError
 
 _PATIENCE_S = 60.0  # of one call of a SLURM command

@@ -23,8 +23,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from turncredit.closed import Closed
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.base import Closed
+from turncredit.config.retriever import RetrieverConfig
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import write_text
 

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from turncredit.closed import Closed
-from turncredit.equipment import FaissConfig, RetrieverConfig
+from turncredit.config.base import Closed
+from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.errors import ConfigError, DataError
 from turncredit.retrieval.sizes import Needs
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
-from turncredit.closed import Closed
+from turncredit.config.base import Closed
 from turncredit.errors import DataError
 from turncredit.files import atomic_folder
 from turncredit.retrieval.corpus import Passage, parse_passage

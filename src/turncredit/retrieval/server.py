@@ -20,7 +20,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from turncredit.equipment import RetrieverConfig, ServerConfig
+from turncredit.config.retriever import RetrieverConfig, ServerConfig
 from turncredit.errors import RetrieverError, TurncreditError
 from turncredit.retrieval.batching import Batcher, QueueFull, Search
 from turncredit.retrieval.corpus import Passage

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from turncredit.cluster import Site
-from turncredit.equipment import RetrieverConfig
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.distributed.slurm import Site
 from turncredit.errors import ConfigError, DataError, RetrieverError
 from turncredit.retrieval.client import RetrieverClient
 from turncredit.retrieval.job import is_waiting_or_running, submit

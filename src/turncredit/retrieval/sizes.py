@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from turncredit.closed import Closed
-from turncredit.equipment import FaissConfig
+from turncredit.config.base import Closed
+from turncredit.config.retriever import FaissConfig
 
 BLOCK_ROWS = 65_536  # vectors that are read, converted or compared at once
 CENTROIDS = 256  # of each part of a product quantiser: a byte each

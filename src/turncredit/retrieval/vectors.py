@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from turncredit.closed import Closed
+from turncredit.config.base import Closed
 from turncredit.errors import DataError
 
 _FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # word, D, N, two unused, trained, metric, numbers that follow

@@ -1,4 +1,4 @@
-"""The same episodes as ``rollout.episode``, each at its own pace.
+"""The same episodes as ``rollout.batched``, each at its own pace.
 
 A turn begins when its parent has been answered, whatever the others do: a slow search, or a long
 turn, holds up nobody but its own descendants. A sample depends on its context and its seed alone, so
@@ -13,14 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol, Self
 
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import StreamingEngine
-from turncredit.policy.loop import together
+from turncredit.policy.engines.base import StreamingEngine
+from turncredit.policy.engines.event_loop import together
+from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
 from turncredit.rollout.state import Path, SeedOf, Spoken, State, check_branching, groups_of, start, within_budget
-from turncredit.tasks.base import Task
-from turncredit.transcript import Document, Group
-from turncredit.world.questions import Question
+from turncredit.tasks.env import Task
+from turncredit.types import Document, Group, Question
 
 SEARCHES = 64  # in flight at once; a /retrieve server batches what arrives together
 
@@ -59,7 +58,7 @@ class ThreadedRetriever:
 
 def rollout(questions: Sequence[Question], task: Task, engine: StreamingEngine, retriever: Retriever | None,
             codec: Codec, *, branching: Sequence[int], seed_of: SeedOf | None, temperature: float) -> list[Group]:
-    """Play every question's episodes; see ``rollout.episode.rollout``, which gives the same groups."""
+    """Play every question's episodes; see ``rollout.batched.rollout``, which gives the same groups."""
     def play(search: AsyncRetriever | None) -> list[Group]:
         return asyncio.run(rollout_async(questions, task, engine, search, codec, branching=branching,
                                          seed_of=seed_of, temperature=temperature))
@@ -78,7 +77,7 @@ async def rollout_async(questions: Sequence[Question], task: Task, engine: Strea
     Args:
         engine: samples turns one by one.
         retriever: None for tasks that never ask.
-        questions, task, codec, branching, seed_of, temperature: as of ``rollout.episode.rollout``.
+        questions, task, codec, branching, seed_of, temperature: as of ``rollout.batched.rollout``.
 
     Returns:
         groups; leaves in the order of their paths.

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from turncredit.errors import ConfigError
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Sample
-from turncredit.tasks.base import Environment, Task
-from turncredit.transcript import Document, Group, StopReason, Transcript, Turn, TurnStop
-from turncredit.world.questions import Question
+from turncredit.policy.engines.base import Sample
+from turncredit.policy.tokenizer import Codec
+from turncredit.tasks.env import Environment, Task
+from turncredit.types import Document, Group, Question, StopReason, Transcript, Turn, TurnStop
 
 Path = tuple[int, ...]
 SeedOf = Callable[[str, Path], int]  # question id, path of the turn -> seed

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from turncredit.transcript import Transcript
+from turncredit.types import Transcript
 
 
 @dataclass(frozen=True, slots=True)

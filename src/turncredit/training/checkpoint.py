@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import CheckpointError, DataError
 from turncredit.files import disk_error, sha256, sync
-from turncredit.training.processes import ALONE, Processes
 
 CONTENTS = "contents.json"
 _TEMPORARY = ".saving-"

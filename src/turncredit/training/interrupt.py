@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import Interrupted
-from turncredit.policy.engine import Engine, Images, Sample, StreamingEngine, Weights
-from turncredit.training.processes import ALONE, Processes
+from turncredit.policy.engines.base import Engine, Images, Sample, StreamingEngine, Weights
 
 
 class StopRequest:

@@ -22,16 +22,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from turncredit.config import TrainingConfig
+from turncredit.config.runtime import LaunchConfig, Offload
+from turncredit.config.training import TrainingConfig
 from turncredit.credit import TokenCredit
-from turncredit.equipment import LaunchConfig, Offload
+from turncredit.distributed.layout import make_layout, share
+from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import NonFiniteError
 from turncredit.losses import entropy_loss, kl_k3, policy_loss, value_loss
 from turncredit.policy.model import Critic, token_logprobs, token_values
+from turncredit.seeding import permutation
 from turncredit.training.batch import Batch, MicroBatch
-from turncredit.training.layout import make_layout, share
-from turncredit.training.processes import ALONE, Processes
-from turncredit.training.seeding import permutation
 
 
 def warm_up(step: int, warmup_steps: int) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from turncredit.credit import TokenCredit
 from turncredit.evaluation import Episode
 from turncredit.files import atomic
-from turncredit.transcript import Group, StopReason
+from turncredit.types import Group, StopReason
 
 Row = dict[str, float | int | str | None]
 

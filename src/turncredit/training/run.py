@@ -14,31 +14,31 @@ import pandas as pd
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from turncredit.config import RunConfig
+from turncredit.config.load import RunConfig
+from turncredit.config.retriever import RetrieverConfig
 from turncredit.credit import make_estimator
-from turncredit.equipment import RetrieverConfig
+from turncredit.data.questions import evaluation_ids, read_questions
+from turncredit.distributed.processes import Processes
 from turncredit.errors import DataError
 from turncredit.evaluation import Bench, Decoding, evaluate
 from turncredit.files import atomic, json_sha256, sha256
-from turncredit.policy.chat import Codec
-from turncredit.policy.engine import Engine
-from turncredit.policy.engines import make_engine
+from turncredit.miniature.build import checked, recorded
+from turncredit.policy.engines.base import Engine
+from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
+from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
 from turncredit.retrieval.service import retriever
-from turncredit.rewards import make_reward
-from turncredit.tasks import make_task
+from turncredit.tasks.registry import make_reward, make_task
 from turncredit.training import checkpoint
 from turncredit.training.interrupt import StopRequest, stoppable
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
+from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
-from turncredit.training.paths import RunPaths
-from turncredit.training.processes import Processes
-from turncredit.training.trainer import Progress, Trainer
-from turncredit.world.build import checked, recorded
-from turncredit.world.questions import Question, evaluation_ids, read_questions
+from turncredit.training.run_folder import RunPaths
+from turncredit.types import Question
 
 
 def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:

@@ -1,0 +1,228 @@
+"""Episodes of known shape, and our side of a GRPO step on them.
+
+All episodes hear a search in every turn and are shown the same passage, so they differ in what the
+policy samples alone. What a peer does with the same policy is compared for each kind of episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from bench.trees import SearchingTask
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.load import RunConfig, load_scale
+from turncredit.config.training import TrainingConfig
+from turncredit.credit import make_estimator
+from turncredit.errors import ConfigError
+from turncredit.evaluation import Bench
+from turncredit.policy.engines.hf import HFEngine
+from turncredit.policy.model import load_policy
+from turncredit.policy.tokenizer import Codec, load_tokenizer
+from turncredit.tasks.env import Message
+from turncredit.tasks.registry import make_task
+from turncredit.tasks.search.passages import show
+from turncredit.tasks.search.protocol import RULES
+from turncredit.tasks.search.shared import Rewards
+from turncredit.training.budget import TokenBudget
+from turncredit.training.interrupt import StopRequest
+from turncredit.training.learner import Learner
+from turncredit.training.loop import Progress, Trainer
+from turncredit.training.manifest import now
+from turncredit.training.run import read_split, settle
+from turncredit.training.run_folder import RunPaths
+from turncredit.types import Document, Question, Transcript
+
+EXPERIMENT = "search"
+QUESTIONS, GROUP = 8, 8
+TURN_TOKENS = 16
+STILL = 1e-12  # a learning rate at which float32 weights stay what they are
+GRPO = Algorithm(estimator="group", placement="terminal", content="outcome")
+LINE = "The passages say that the place in question lies in the north of the country, by the sea."
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of episode.
+
+    Attributes:
+        name: of the case.
+        turns: of every episode.
+        ends: the policy ends its turns, by a tag or its end token; else each has ``TURN_TOKENS`` tokens.
+    """
+
+    name: str
+    turns: int
+    ends: bool
+
+
+def beside(root: Path, scale: str) -> tuple[RunConfig, RunPaths]:
+    """The run whose policy and prompts are measured beside a peer, and this process with its threads."""
+    settings = load_scale(scale, root / "config")
+    config = settings.run(EXPERIMENT, next(iter(settings.experiments[EXPERIMENT].arms)), 0)
+    settle(config)
+    return config, RunPaths.under(root, config)
+
+
+def cases(max_turns: int) -> tuple[Case, ...]:
+    """One turn, several of the same length, and several that the policy ends."""
+    return (Case(f"1 turn of {TURN_TOKENS} tokens", 1, ends=False),
+            Case(f"{max_turns} turns of {TURN_TOKENS} tokens", max_turns, ends=False),
+            Case(f"{max_turns} turns, ended by the policy", max_turns, ends=True))
+
+
+class Shelf:
+    """A ``Retriever`` that finds one and the same passage, at no cost."""
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """See ``Retriever``."""
+        return [[Document("0", "A place", LINE, 1.0)] * top_k for _ in queries]
+
+
+class _Unstopped(SearchingTask):
+    """Episodes whose turns no tag ends."""
+
+    @property
+    def stop_tags(self) -> tuple[str, ...]:
+        return ()
+
+
+def even_share(ids: Sequence[int]) -> float:
+    """A reward that anyone can compute: the even ids among 1000 ids like these."""
+    return 1000 * sum(i % 2 == 0 for i in ids) / len(ids)
+
+
+def reward(transcript: Transcript, question: Question) -> Rewards:
+    """``even_share`` of what was sampled, as an outcome."""
+    sampled = [i for turn in transcript.turns for i in turn.sampled_ids]
+    nothing = (0.0,) * len(transcript.turns)
+    return Rewards(nothing, even_share(sampled), 0.0, 0.0, 0.0, 0.0, "", 0, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What both sides are given.
+
+    Attributes:
+        case: the kind of episode.
+        config: the run, with the settings that both sides share.
+        policy: the folder of the policy.
+        questions: all of them in each step.
+        tokenizer: of the policy; where turns have one length, its end token is none that the policy can say.
+        end_ids: what ends a turn.
+    """
+
+    case: Case
+    config: RunConfig
+    policy: Path
+    questions: Sequence[Question]
+    tokenizer: PreTrainedTokenizerFast
+    end_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, case: Case, config: RunConfig, paths: RunPaths, **training: Any) -> Setting:
+        """The setting of a case, from an experiment's run.
+
+        Args:
+            case: the kind of episode.
+            config: its policy, task and sizes of micro-batches are used.
+            paths: where data and base policy are.
+            training: settings that differ.
+
+        Raises:
+            ConfigError: the task's window is too short, or tags are no tokens of the policy.
+            DataError, CheckpointError: see ``read_split`` and ``load_policy``.
+        """
+        vocabulary = load_policy(paths.policy, "cpu").config.vocab_size
+        tokenizer = load_tokenizer(paths.policy)
+        if case.ends:
+            tags = SearchingTask(config.task, RULES).stop_tags
+            ids_of_tag = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in tags]
+            if any(len(ids) != 1 for ids in ids_of_tag):
+                raise ConfigError(f"{paths.policy}: {' or '.join(tags)} is more than one token, and TRL ends turns at "
+                                  "tokens alone", "measure with a policy that is made here")
+            end_ids = (*sorted(Codec.load(paths.policy).end_ids), *(ids[0] for ids in ids_of_tag))
+        else:  # ids that no row of the policy's head stands for
+            tokenizer.add_tokens([f"<|unsaid-{i}|>" for i in range(vocabulary + 1 - len(tokenizer))])
+            end_ids = (len(tokenizer) - 1,)
+            tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_ids[0])
+        task = config.task.model_copy(update={
+            "max_turns": case.turns, "max_turn_tokens": config.task.max_turn_tokens if case.ends else TURN_TOKENS})
+        settings = config.training.model_dump() | {
+            "steps": 1, "trajectories_per_step": QUESTIONS * GROUP, "group_size": GROUP, "inner_epochs": 1,
+            "minibatches": 1, "learning_rate": STILL, "warmup_steps": 0, "kl_coefficient": 0.0,
+            "entropy_coefficient": 0.0, "temperature": 1.0, "group_std": "sample", "loss_aggregation": "sequence",
+            **training}
+        changed = config.model_copy(update={"algorithm": GRPO, "task": task,
+                                            "training": TrainingConfig.model_validate(settings)})
+        made = cls(case, changed, paths.policy, read_split(paths.data, "train", config.train_on)[:QUESTIONS],
+                   tokenizer, end_ids)
+        most = max(map(len, map(made.codec.encode_prompt, made.prompts))) + made.most_tokens
+        if most > task.max_context_tokens:
+            raise ConfigError(f"task.max_context_tokens = {task.max_context_tokens}: episodes of up to {most} tokens "
+                              "are to be measured", "raise it")
+        return made
+
+    @property
+    def codec(self) -> Codec:
+        """Of the tokenizer."""
+        return Codec(self.tokenizer)
+
+    @property
+    def prompts(self) -> list[list[Message]]:
+        """What each question's episodes begin with."""
+        codec, task = self.codec, make_task(self.config.task)
+        return [task.start(question, codec.count, codec.cut).prompt() for question in self.questions]
+
+    @property
+    def observation(self) -> str:
+        """What every turn but the last is answered."""
+        task, codec = self.config.task, self.codec
+        found = Shelf().search([""], task.top_k)[0]
+        return show(found, RULES.grammar.result, task.max_observation_tokens, codec.count, codec.cut).text
+
+    @property
+    def most_tokens(self) -> int:
+        """Of an episode behind its prompt."""
+        task = self.config.task
+        return task.max_turns * task.max_turn_tokens + (task.max_turns - 1) * self.codec.count(self.observation)
+
+    def bench(self, learner: Learner) -> Bench:
+        """What plays the episodes with a learner's policy."""
+        kind = SearchingTask if self.case.ends else _Unstopped
+        codec = self.codec
+        return Bench(kind(self.config.task, RULES), reward, HFEngine(learner.policy, codec), Shelf(), codec)
+
+    def learner(self) -> Learner:
+        """A new learner of the policy."""
+        return Learner(load_policy(self.policy, "cpu"), None, None, self.config.training)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one step took: seconds, and the tokens that were sampled in it."""
+
+    sampling_s: float
+    update_s: float
+    tokens: int
+
+
+class Ours:
+    """The training loop's own steps on a setting, one at a time."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._progress = Progress(started=now(), budget=TokenBudget(1, 1.0))
+        learner = setting.learner()
+        self._trainer = Trainer(
+            setting.config, setting.bench(learner), make_estimator(GRPO, setting.config.training), learner,
+            setting.questions, (), Path(), "bench", StopRequest())
+
+    def step(self) -> Spent:
+        """One more step; everything behind the rollout counts as the update."""
+        self._progress = self._trainer.step(self._progress)
+        row: Any = self._progress.rows[-1]
+        return Spent(row["seconds_rollout"], row["seconds_scoring"] + row["seconds_update"], row["tokens_sampled"])

@@ -1,0 +1,70 @@
+"""Everything, measured in one run, from the base policy, on the threads that a run gets.
+
+Nothing is written but one CSV: training writes to a temporary folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.cases import EXPERIMENT
+from bench.cost import matmul_peak
+from bench.generate import beside_generate
+from bench.peers import Peer, measured_by
+from bench.results import Found, Measured
+from bench.retrieval import BATCH, retrieval_rates
+from bench.steps import arm_steps
+from bench.trees import tree_costs
+from turncredit.config.load import Scale
+from turncredit.policy.model import load_policy
+from turncredit.policy.tokenizer import Codec
+from turncredit.retrieval.manifest import read_manifest
+from turncredit.retrieval.service import retriever
+from turncredit.tasks.registry import make_task
+from turncredit.training.run import read_split, settle
+from turncredit.training.run_folder import RunPaths
+
+
+def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = ()) -> Iterator[Found]:
+    """Measure everything, a part at a time.
+
+    Args:
+        scale: its experiment ``search`` is measured.
+        root: the clone, with data, index and base policy of the scale.
+        steps: measured training steps of each arm, and pairs of steps or rollouts beside a peer.
+        peers: whom to be measured beside, as far as they are there.
+
+    Raises:
+        ConfigError: the scale has no search experiment.
+        DataError: no world or no index, or altered ones.
+        CheckpointError: no base policy.
+        RetrieverError: the retriever cannot be reached.
+        ProcessError: a peer's program failed.
+    """
+    arms = scale.experiments[EXPERIMENT].arms if EXPERIMENT in scale.experiments else [""]
+    configs = [scale.run(EXPERIMENT, arm, 0) for arm in arms]
+    config, paths = configs[0], RunPaths.under(root, configs[0])
+    settle(config)
+    questions = read_split(paths.data, "train", config.train_on)
+    read_manifest(paths.index)
+    codec, policy = Codec.load(paths.policy), load_policy(paths.policy, config.device)
+
+    peak = matmul_peak(scale.device)
+    yield Measured("machine", "float32 matrix product", "threads", scale.threads)
+    yield Measured("machine", "float32 matrix product", "GFLOP/s", peak / 1e9)
+    with TemporaryDirectory() as scratch, retriever(paths.index, scale.retriever) as shared:
+        for config in configs:
+            with retriever(paths.index, scale.retriever) as search:  # the same server, an empty cache
+                yield from arm_steps(config, replace(paths, checkpoints=Path(scratch, config.arm)), search, steps, peak)
+        yield from tree_costs(config, paths.policy, shared, questions)
+        queries = list(dict.fromkeys(hop.query for question in questions for hop in question.plan))[:16 * BATCH]
+        yield from retrieval_rates(paths.data, paths.index, scale.retriever, queries, config.task.top_k,
+                                   Path(scratch, "index"))
+    task = make_task(config.task)
+    prompts = [task.start(question, codec.count, codec.cut).prompt() for question in questions[:BATCH]]
+    yield from beside_generate(policy, codec, list(map(codec.encode_prompt, prompts)), config.task.max_turn_tokens)
+    for peer in peers:  # last: each has both cores and the memory to itself
+        yield from measured_by(peer, root, scale.name, steps, scale.threads)

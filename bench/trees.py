@@ -1,0 +1,133 @@
+"""What a tree of turns costs beside chains, with episodes that all last to the turn limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from bench.cost import time_by_kind
+from bench.results import REPEATS, Measured
+from turncredit.config.load import RunConfig
+from turncredit.credit import Row, TokenCredit, rows_of
+from turncredit.evaluation import Bench
+from turncredit.policy.engines.hf import HFEngine
+from turncredit.policy.model import load_policy
+from turncredit.policy.tokenizer import Codec
+from turncredit.retrieval.client import Retriever
+from turncredit.seeding import digest
+from turncredit.tasks.env import CountTokens, CutTokens, Step
+from turncredit.tasks.search.environment import Episode, EpisodeTask
+from turncredit.tasks.search.protocol import RULES
+from turncredit.training.batch import Batch
+from turncredit.training.learner import Learner
+from turncredit.training.run import make_bench
+from turncredit.types import Document, Group, Question, TurnStop
+
+TREE_G, TREE_K, TREE_QUESTIONS = 4, 3, 3
+CHAINS, TREE, LEAVES = "chains", "tree", "leaves written out"
+
+
+class SearchingTask(EpisodeTask):
+    """The search task, deaf: it hears a search in every turn, so that all episodes last to the turn limit."""
+
+    def start(self, question: Question, count_tokens: CountTokens, cut: CutTokens) -> Episode:
+        """See ``Task``."""
+        return _Searching(self.config, self.rules, question.question, count_tokens, cut)
+
+
+class _Searching(Episode):
+    @property
+    def heard(self) -> str:
+        return f"<think> </think><search> {self.question} </search>"
+
+    def query(self, text: str) -> str | None:
+        return super().query(self.heard)
+
+    def step(self, text: str, stop: TurnStop, documents: Sequence[Document] | None) -> Step:
+        return super().step(self.heard, stop, documents)
+
+
+def leaf_path(path: tuple[int, ...]) -> tuple[int, ...]:
+    """Where a full tree has the turn of a chain that is one of its leaves, written out.
+
+    >>> leaf_path((6, 0, 0)), leaf_path((6, 0))
+    ((1, 2, 0), (1, 2))
+    """
+    digits = tuple(path[0] // TREE_G**(TREE_K - 2 - k) % TREE_G for k in range(TREE_K - 1))
+    return (*digits, 0)[:len(path)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How episodes are played and trained: the seeds of turns, and groups as rows."""
+
+    questions: Sequence[Question]
+    branching: tuple[int, ...]
+    seed_of: Callable[[str, tuple[int, ...]], int]
+
+    def play(self, bench: Bench, temperature: float) -> list[Group]:
+        """Play all episodes from a cold cache."""
+        bench.engine.reset_prefix_cache()
+        return bench.play(self.questions, self.branching, seed_of=self.seed_of, temperature=temperature)
+
+
+def shapes(questions: Sequence[Question]) -> dict[str, Shape]:
+    """As many distinct turns as tree and as chains; and the tree's very leaves, each played by itself."""
+    leaves = TREE_G**(TREE_K - 1)
+    few = questions[:TREE_QUESTIONS]
+    turns = sum(TREE_G**min(k + 1, TREE_K - 1) for k in range(TREE_K))  # distinct ones of a tree
+    many = questions[:TREE_QUESTIONS * turns // (TREE_G * TREE_K)]
+    alone = (1,) * (TREE_K - 1)
+
+    def seed(question: str, path: tuple[int, ...]) -> int:
+        return digest("bench", question, *path)
+
+    return {CHAINS: Shape(many, (TREE_G, *alone), seed), TREE: Shape(few, (TREE_G,) * (TREE_K - 1) + (1,), seed),
+            LEAVES: Shape(few, (leaves, *alone), lambda question, path: seed(question, leaf_path(path)))}
+
+
+def tree_costs(config: RunConfig, policy: Path, search: Retriever, questions: Sequence[Question]) -> list[Measured]:
+    """Seconds of rollout and update per distinct token, of full trees, chains and written-out leaves."""
+    training = config.training.model_copy(update={"learning_rate": 1e-12})  # the policy stays what it is
+    task = SearchingTask(config.task.model_copy(update={"max_turns": TREE_K}), RULES)
+    codec = Codec.load(policy)
+    learner = Learner(load_policy(policy, config.device), None, None, training, config.device)
+    bench = replace(make_bench(config, HFEngine(learner.policy, codec), search, codec), task=task)
+    played = shapes(questions)
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in played}
+    rows: dict[str, list[Row]] = {}
+    for _ in range(REPEATS):  # in turns, so that a busy minute falls on all
+        for name, shape in played.items():
+            clock = [time.perf_counter()]
+            rows[name] = rows_of(shape.play(bench, training.temperature))
+            clock.append(time.perf_counter())
+            _update(learner, rows[name])
+            clock.append(time.perf_counter())
+            costs[name].append((clock[1] - clock[0], clock[2] - clock[1]))
+    distinct = {name: sum(sum(row.loss_mask) for row in rows[name]) for name in rows}
+    distinct[LEAVES] = distinct[TREE]
+    each = {name: [1e3 * min(times) / distinct[name] for times in zip(*pairs, strict=True)]
+            for name, pairs in costs.items()}
+    table = {name: {
+        "rows": len(rows[name]), "row tokens": sum(len(row.transcript.ids) for row in rows[name]),
+        "distinct tokens": distinct[name],
+        "rollout ms": each[name][0], "update ms": each[name][1], "both ms": sum(each[name]),
+        "rollout x": each[name][0] / each[CHAINS][0], "update x": each[name][1] / each[CHAINS][1],
+        "both x": sum(each[name]) / sum(each[CHAINS])} for name in rows}
+    title = f"trees of G = {TREE_G}, K = {TREE_K}: ms a distinct sampled token, and times a chain's"
+    measured = [Measured(title, name, measure, value) for name, row in table.items() for measure, value in row.items()]
+    shares = time_by_kind(lambda: _update(learner, rows[CHAINS]), learner.policy.config.vocab_size)
+    return measured + [Measured("where the time of a policy's update goes (chains)", kind, "%", 100 * share)
+                       for kind, share in shares.items()]
+
+
+def _update(learner: Learner, rows: Sequence[Row]) -> None:
+    """One update in which every token has the same credit."""
+    batch = Batch.of(rows)
+    weight_N = torch.full_like(batch.old_logprob_N, 1 / len(batch.old_logprob_N))
+    credit = TokenCredit(weight_N, torch.zeros_like(weight_N), weight_N, torch.ones_like(weight_N))
+    learner.update(batch, credit, step=0, seed=0, kl_in_loss=False, reference_logprob_N=None, old_value_N=None)

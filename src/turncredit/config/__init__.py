@@ -1,0 +1,1 @@
+"""Strict configuration models, from YAML to one resolved run."""

@@ -1,0 +1,90 @@
+"""What a scale's runs begin with: questions and their passages, and the policy before reinforcement."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from turncredit.config.base import Closed, optional
+
+Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]
+
+
+class WorldConfig(Closed):
+    """The mini world: real country facts as passages and questions."""
+
+    seed: int = 0
+    cities: int = Field(2000, ge=0)  # distractor passages about cities
+    train_questions: int = Field(2000, ge=1)  # per in-domain dataset
+    validation_questions: int = Field(64, ge=1)  # per in-domain dataset
+    test_questions: int = Field(100, ge=1)  # per dataset
+    in_domain: tuple[Dataset, ...] = ("facts", "bridge")
+    out_of_domain: tuple[Dataset, ...] = ("inverse", "compose", "chain")
+
+    @model_validator(mode="after")
+    def _each_dataset_once(self) -> WorldConfig:
+        names = (*self.in_domain, *self.out_of_domain)
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"out_of_domain: {repeated[0]!r} is named twice; name it here or in in_domain, once")
+        return self
+
+
+class QuestionsConfig(Closed):
+    """Real question sets, by their names in ``config/sources.yaml``."""
+
+    seed: int = 0  # of the choice of questions, where a limit leaves some out
+    in_domain: tuple[str, ...] = Field(min_length=1)
+    out_of_domain: tuple[str, ...] = ()
+    apart: tuple[str, ...] = ()  # in neither column: for experiments that name them
+    train_questions: int | None = Field(None, ge=1)  # at most, a set; null: all
+    validation_questions: int = Field(512, ge=1)  # a set; never among its train or test questions
+    test_questions: int | None = Field(None, ge=1)  # at most, a set; null: all
+
+    @model_validator(mode="after")
+    def _each_set_once(self) -> QuestionsConfig:
+        names = (*self.in_domain, *self.out_of_domain, *self.apart)
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"in_domain, out_of_domain, apart: {repeated[0]!r} is named twice; name it once")
+        return self
+
+
+class PolicyConfig(Closed):
+    """The base policy: a small Qwen2 made here, or any path or hub id that transformers loads."""
+
+    path_or_id: str | None = None
+    revision: str | None = optional()  # of a hub id: a commit
+    vocabulary: int = Field(4096, ge=256)
+    hidden_size: int = Field(96, ge=8)
+    layers: int = Field(3, ge=1)
+    heads: int = Field(3, ge=1)
+    kv_heads: int = Field(3, ge=1)
+    intermediate_size: int = Field(256, ge=8)
+    max_positions: int = Field(512, ge=32)
+
+
+Flaw = Literal["no_search", "wrong_query", "repeated_search", "broken_tags"]
+FLAWS: tuple[Flaw, ...] = get_args(Flaw)
+
+
+class WarmStartConfig(Closed):
+    """Supervised start: skills from clean demonstrations, then habits from flawed ones."""
+
+    seed: int = 0
+    batch: int = Field(48, ge=1)  # demonstrations an optimiser step
+    clean_steps: int = Field(1200, ge=1)  # of the clean policy, the ceiling of every arm
+    flawed_steps: int = Field(300, ge=1)  # from the clean policy to a task's base policy
+    one_hop_epochs: int = Field(4, ge=0)  # passes over the one-hop questions before all of them
+    clean_learning_rate: float = Field(3e-3, gt=0)
+    muon_learning_rate: float = Field(2e-2, gt=0)  # of the clean policy's matrices; scales with the other
+    flawed_learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(50, ge=0)
+    threads: int = Field(2, ge=1)
+    flaws: dict[Flaw, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw at a decision
+    flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
+
+    @model_validator(mode="after")
+    def _every_flaw_has_a_chance(self) -> WarmStartConfig:
+        if missing := [flaw for flaw in FLAWS if flaw not in self.flaws]:
+            raise ValueError(f"flaws: no chance of {', '.join(missing)}; add it, from 0 to 1")
+        return self

@@ -1,0 +1,309 @@
+"""Scientific configuration: closed, typed, validated before any work.
+
+``config/algorithms.yaml`` (the grid) and ``config/<scale>.yaml`` (data, policy, experiments) are the
+only sources; ``Scale.run(experiment, arm, seed)`` resolves one training run completely. An unknown
+key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from turncredit.config.algorithm import Algorithm, Content, Placement
+from turncredit.config.base import Closed, explain, optional, read_mapping
+from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.config.runtime import EngineConfig, LaunchConfig
+from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
+from turncredit.config.training import TrainingConfig
+from turncredit.errors import ConfigError, nearest
+from turncredit.files import json_sha256
+
+SHARED = frozenset({"algorithms", "models", "sources"})  # files of config/ that are no scale
+
+# How a run is made, and not what it computes: outside its digest.
+HOW = frozenset({"device", "threads", "engine", "launch"})
+
+
+class ArmOverrides(Closed):
+    """What an arm of an experiment changes beside its algorithm."""
+
+    placement: Placement | None = None
+    content: Content | None = None
+    max_turns: int | None = Field(None, ge=1)
+    search_cost: float | None = Field(None, ge=0)
+
+
+class Arm(Closed):
+    """An arm: an algorithm of the grid with declared overrides, or another experiment's arm.
+
+    ``same_as`` ("experiment/arm") reuses the runs of an identical arm instead of training it twice.
+    """
+
+    algorithm: str
+    overrides: ArmOverrides = ArmOverrides()
+    same_as: str | None = None
+
+
+class Experiment(Closed):
+    """Arms that are compared with one another, at equal budgets."""
+
+    task: TaskConfig
+    train_on: tuple[str, ...]  # datasets whose train questions are used
+    evaluate_on: tuple[str, ...] | None = optional(min_length=1)  # null: all in-domain and out-of-domain sets
+    training: TrainingConfig = TrainingConfig()
+    seeds: int | None = optional(ge=1)  # null: as many as the scale says
+    retriever: str | None = optional()  # one of ``retrievers``; null: ``retriever``
+    engine: EngineConfig | None = optional()  # null: the scale's
+    launch: LaunchConfig | None = optional()  # null: the scale's
+    arms: dict[str, Arm]
+
+
+class CheckpointConfig(Closed):
+    """A policy that others trained: evaluated like an arm, in the task of one experiment, and never trained here."""
+
+    path_or_id: str
+    revision: str | None = None
+    experiment: str
+    label: str  # its row in Table 2
+
+
+class Scale(Closed):
+    """Everything that a scale fixes; one file ``config/<name>.yaml``.
+
+    Its questions come from a ``world`` that is made here or from real sets (``questions``): exactly one of them.
+    """
+
+    name: str
+    seeds: int = Field(3, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(1, ge=1)  # torch threads of one training run
+    evaluate_in_training: bool = False  # the process that trained plays the test questions too (training.early)
+    world: WorldConfig | None = None
+    questions: QuestionsConfig | None = None
+    retriever: RetrieverConfig = RetrieverConfig()
+    retrievers: dict[str, RetrieverConfig] = Field(default={})  # further ones, for experiments that name them
+    policy: PolicyConfig
+    warm_start: WarmStartConfig | None = None  # null: the base policy is ``policy.path_or_id`` as it is
+    engine: EngineConfig = EngineConfig()
+    launch: LaunchConfig = LaunchConfig()
+    search_rewards: SearchRewards = SearchRewards()
+    tool_rewards: ToolRewards = ToolRewards()
+    experiments: dict[str, Experiment]
+    checkpoints: dict[str, CheckpointConfig] = Field(default={})
+    algorithms: dict[str, Algorithm]
+
+    @property
+    def in_domain(self) -> tuple[str, ...]:
+        """Data sets that policies are trained on (the paper's dagger)."""
+        return self._sets.in_domain
+
+    @property
+    def out_of_domain(self) -> tuple[str, ...]:
+        """Data sets that policies are only tested on (the paper's star)."""
+        return self._sets.out_of_domain
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """All data sets, those apart from the two columns last."""
+        return (*self.in_domain, *self.out_of_domain, *(self.questions.apart if self.questions else ()))
+
+    @property
+    def _sets(self) -> WorldConfig | QuestionsConfig:
+        sets = self.world or self.questions
+        assert sets is not None  # checked when the scale was read
+        return sets
+
+    def made_world(self) -> WorldConfig:
+        """The world that is made here.
+
+        Raises:
+            ConfigError: the questions of this scale are fetched.
+        """
+        if self.world is None:
+            raise ConfigError(f"scale {self.name!r} has no world: its questions are fetched", "snakemake fetch")
+        return self.world
+
+    def made_start(self) -> WarmStartConfig:
+        """How the policies before reinforcement are made.
+
+        Raises:
+            ConfigError: they are not made here.
+        """
+        if self.warm_start is None:
+            raise ConfigError(f"scale {self.name!r} has no warm_start: its base policy is {self.policy.path_or_id}",
+                              "train with it as it is, or add warm_start")
+        return self.warm_start
+
+    def seeds_of(self, experiment: str) -> int:
+        """Training seeds of an experiment's arms."""
+        return self.experiments[experiment].seeds or self.seeds
+
+    def evaluated(self, experiment: str) -> tuple[str, ...]:
+        """Data sets of an experiment's final evaluation."""
+        return self.experiments[experiment].evaluate_on or (*self.in_domain, *self.out_of_domain)
+
+    def retriever_of(self, experiment: str) -> RetrieverConfig:
+        """What answers the searches of an experiment."""
+        name = self.experiments[experiment].retriever
+        return self.retriever if name is None else self.retrievers[name]
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Scale:
+        if (self.world is None) == (self.questions is None):
+            raise ValueError("world is missing: add it, or questions" if self.world is None
+                             else "questions: stands beside world; remove one of them")
+        if self.warm_start is None and self.policy.path_or_id is None:
+            raise ValueError("warm_start is missing: add it, or name a policy in policy.path_or_id")
+        if taken := sorted(self.retrievers.keys() & {"lucene", "faiss"}):
+            raise ValueError(f"retrievers.{taken[0]}: is the folder of an index; choose another name")
+        for name, experiment in self.experiments.items():
+            for fault in self._faults(experiment):
+                raise ValueError(f"experiments.{name}.{fault}")
+        for name, checkpoint in self.checkpoints.items():
+            if checkpoint.experiment not in self.experiments:
+                raise ValueError(f"checkpoints.{name}.experiment: no experiment {checkpoint.experiment!r}; "
+                                 f"{nearest(checkpoint.experiment, self.experiments)}")
+        return self
+
+    def _faults(self, experiment: Experiment) -> Iterator[str]:
+        """Values of an experiment that do not go with others, each behind its key."""
+        for key, names in (("train_on", experiment.train_on), ("evaluate_on", experiment.evaluate_on or ())):
+            yield from (f"{key}: no dataset {name!r}; {nearest(name, self.datasets)}"
+                        for name in names if name not in self.datasets)
+        if (named := experiment.retriever) is not None and named not in self.retrievers:
+            yield f"retriever: none of retrievers is {named!r}; {nearest(named, self.retrievers)}"
+        longest, positions = experiment.task.max_context_tokens, self.policy.max_positions
+        if self.policy.path_or_id is None and longest > positions:
+            yield f"task.max_context_tokens = {longest}: policy.max_positions = {positions} is less; raise it"
+        trained = [f"{name}/{arm}" for name, other in self.experiments.items()
+                   for arm in other.arms if other.arms[arm].same_as is None]
+        for name, arm in experiment.arms.items():
+            where = f"arms.{name}"
+            if arm.algorithm not in self.algorithms:
+                yield f"{where}.algorithm: no algorithm {arm.algorithm!r}; {nearest(arm.algorithm, self.algorithms)}"
+            if arm.overrides.search_cost is not None and experiment.task.name != "search":
+                yield f"{where}.overrides.search_cost: the task {experiment.task.name} has no such cost; remove it"
+            if arm.same_as is not None and arm.same_as not in trained:
+                yield f"{where}.same_as: no trained arm {arm.same_as!r}; {nearest(arm.same_as, trained)}"
+
+    def checkpoint(self, name: str) -> CheckpointConfig:
+        """A policy that others trained.
+
+        Raises:
+            ConfigError: there is none of that name.
+        """
+        if name not in self.checkpoints:
+            raise ConfigError(f"no checkpoint {name!r} at scale {self.name!r}", nearest(name, self.checkpoints))
+        return self.checkpoints[name]
+
+    def run(self, experiment: str, arm: str, seed: int) -> RunConfig:
+        """Resolve one training run.
+
+        Raises:
+            ConfigError: no such experiment or arm at this scale, or a negative seed.
+        """
+        if experiment not in self.experiments:
+            raise ConfigError(f"no experiment {experiment!r} at scale {self.name!r}",
+                              nearest(experiment, self.experiments))
+        found = self.experiments[experiment]
+        if arm not in found.arms:
+            raise ConfigError(f"no arm {arm!r} in experiment {experiment!r}", nearest(arm, found.arms))
+        if seed < 0:
+            raise ConfigError(f"seed {seed} is negative", "use 0, 1, 2, ...")
+        overrides = found.arms[arm].overrides
+        algorithm = self.algorithms[found.arms[arm].algorithm]
+        algorithm = algorithm.model_copy(
+            update={k: v for k in ("placement", "content") if (v := getattr(overrides, k)) is not None})
+        task = found.task if overrides.max_turns is None else found.task.model_copy(
+            update={"max_turns": overrides.max_turns})
+        rewards: SearchRewards | ToolRewards = self.search_rewards if task.name == "search" else self.tool_rewards
+        if overrides.search_cost is not None:
+            rewards = rewards.model_copy(update={"search_cost": overrides.search_cost})
+        evaluated = self.evaluated(experiment)  # not written down where it is all that there is
+        return RunConfig(
+            scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
+            rewards=rewards, train_on=found.train_on, retriever=found.retriever,
+            evaluate_on=None if evaluated == self.datasets else evaluated,
+            training=found.training, device=self.device, threads=self.threads, engine=found.engine or self.engine,
+            launch=found.launch or self.launch)
+
+    def identical(self, experiment: str, arm: str) -> tuple[str, str]:
+        """Where an arm's runs are: itself, or the arm named by ``same_as`` (checked to be identical)."""
+        same_as = self.experiments[experiment].arms[arm].same_as
+        if same_as is None:
+            return experiment, arm
+        other_experiment, _, other_arm = same_as.partition("/")
+        mine, other = self.run(experiment, arm, 0), self.run(other_experiment, other_arm, 0)
+        if mine.science() != other.science():
+            raise ConfigError(f"experiments.{experiment}.arms.{arm}.same_as: {same_as} differs in its settings",
+                              "remove same_as, or make the two arms equal")
+        return other_experiment, other_arm
+
+
+class RunConfig(Closed):
+    """One training run, completely; its hash stands in the manifest and in every checkpoint."""
+
+    scale: str
+    experiment: str
+    arm: str
+    seed: int = Field(ge=0)
+    algorithm: Algorithm
+    task: TaskConfig
+    rewards: SearchRewards | ToolRewards
+    train_on: tuple[str, ...]
+    evaluate_on: tuple[str, ...] | None = optional()
+    retriever: str | None = optional()
+    training: TrainingConfig
+    device: str
+    threads: int
+    engine: EngineConfig = EngineConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+    def science(self) -> dict[str, Any]:
+        """What decides the result, names and seed aside."""
+        return self.model_dump(mode="json", exclude={"experiment", "arm", "seed", *HOW})
+
+    def digest(self) -> str:
+        """sha256 of the run's science, names and seed (hex)."""
+        return json_sha256(self.model_dump(mode="json", exclude=set(HOW)))
+
+
+def scale_names(config_dir: Path = Path("config")) -> list[str]:
+    """The scales of a folder: its YAML files, but for those that every scale shares."""
+    return sorted(path.stem for path in config_dir.glob("*.yaml") if path.stem not in SHARED)
+
+
+def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
+    """Read and check ``config/<name>.yaml`` with ``config/algorithms.yaml``.
+
+    Raises:
+        ConfigError: no such scale, unreadable YAML, an unknown key, a value out of range or a
+            ``same_as`` that differs; the message names the file, the key, the value and the remedy.
+    """
+    scales = scale_names(config_dir)
+    if name not in scales:
+        raise ConfigError(f"no scale {name!r} in {config_dir}/",
+                          nearest(name, scales) if scales else "run in the clone, or say --root CLONE")
+    path = config_dir / f"{name}.yaml"
+    raw: dict[str, Any] = {"name": name}
+    for part in (config_dir / "algorithms.yaml", path):
+        content = read_mapping(part)
+        if foreign := sorted(content.keys() & raw.keys()):
+            raise ConfigError(f"{part}: key {foreign[0]} does not belong in this file", "remove it")
+        raw |= content
+    try:
+        scale = Scale.model_validate(raw)
+        for experiment, settings in scale.experiments.items():
+            for arm in settings.arms:
+                scale.identical(experiment, arm)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error, Scale)}",
+                          f"{config_dir / 'README.md'} tells what each key holds") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", error.remedy) from error
+    return scale

@@ -1,0 +1,41 @@
+"""The settings of one training run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from turncredit.config.base import Closed, optional
+
+
+class TrainingConfig(Closed):
+    """One training run; the same for every arm of an experiment (equal budgets)."""
+
+    steps: int = Field(60, ge=1)
+    tokens_per_step: int = Field(2000, ge=1)  # sampled tokens a step, shared turns counted once
+    trajectories_per_step: int | None = optional(ge=1)  # instead of tokens: episodes, the leaves of a tree each
+    group_size: int = Field(8, ge=2)  # G of the group baselines (chains)
+    tree_branching: int = Field(2, ge=2)  # G of MT-GRPO's tree: actions sampled from each state
+    inner_epochs: int = Field(1, ge=1)  # passes over a batch (mu of GRPO, ppo_epochs of PPO)
+    minibatches: int = Field(2, ge=1)  # optimiser steps a pass
+    micro_batch_tokens: int = Field(8192, ge=1)  # padded tokens a forward pass
+    learning_rate: float = Field(3e-4, gt=0)
+    critic_learning_rate: float = Field(1e-3, gt=0)
+    warmup_steps: int = Field(5, ge=0)
+    critic_warmup_steps: int = Field(1, ge=0)
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.99, ge=0, lt=1)
+    max_grad_norm: float = Field(1.0, gt=0)
+    clip_epsilon: float = Field(0.2, gt=0, lt=1)
+    value_clip: float = Field(0.5, gt=0)
+    kl_coefficient: float = Field(0.001, ge=0)  # beta
+    entropy_coefficient: float = Field(0.0, ge=0)
+    temperature: float = Field(1.0, gt=0)
+    gamma: float = Field(1.0, ge=0, le=1)
+    gae_lambda: float = Field(1.0, ge=0, le=1)
+    alpha: float = Field(1.0, ge=0, le=1)  # weight of A^O in Eq. 5-6 and 12
+    group_std: Literal["population", "sample"] = "population"
+    loss_aggregation: Literal["sequence", "token"] = "sequence"  # 1/|y_i| of Eq. 3, or token mean
+    validate_every: int = Field(10, ge=1)
+    checkpoint_every: int = Field(20, ge=1)

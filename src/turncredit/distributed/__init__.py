@@ -1,0 +1,1 @@
+"""Several processes, sharded weights and SLURM jobs."""

@@ -1,0 +1,1 @@
+"""Sampling engines: transformers in the training process, or vLLM."""

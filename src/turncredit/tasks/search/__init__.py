@@ -1,0 +1,1 @@
+"""The multi-turn search agent (section 6.2)."""

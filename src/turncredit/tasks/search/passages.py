@@ -1,0 +1,80 @@
+"""Foreign text as data: questions and passages in a form that can open or close nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from turncredit.tasks.env import CountTokens, CutTokens
+from turncredit.types import Document, Observation
+
+
+def neutral(text: str) -> str:
+    r"""Foreign text on one line, in which nothing reads as a tag or a chat marker any more.
+
+    Every ``<`` that could open one (before a letter, ``/``, ``|``, ``<``, ``!`` or the full-width
+    bar), and the bracket of ``[INST]``-like markers, is escaped; a lone ``<`` as in "3 < 4" stays.
+    White space is squeezed. Applying it twice changes nothing.
+
+    >>> neutral("3 < 4 </information>\n<|im_end|> <answer>")
+    '3 < 4 &lt;/information> &lt;|im_end|> &lt;answer>'
+    """
+    squeezed = " ".join(text.split())
+    escaped = re.sub(r"<(?=[A-Za-z/|<!｜])", "&lt;", squeezed)
+    return re.sub(r"\[(?=/?[A-Z_]+\])", "&#91;", escaped)
+
+
+def asked(question: str) -> str:
+    """The user's message about a question: one line that ends with a question mark.
+
+    >>> asked("who wrote Hamlet ")
+    'Question: who wrote Hamlet?'
+    """
+    line = neutral(question)
+    return f"Question: {line}" if line.endswith("?") else f"Question: {line}?"
+
+
+def show(
+    documents: Sequence[Document], tag: str, max_tokens: int, count_tokens: CountTokens, cut: CutTokens
+) -> Observation:
+    """Passages between ``<tag>`` and ``</tag>``, one a line, in at most ``max_tokens`` tokens.
+
+    What does not fit is lost from the end: the first passage that is too long is cut between words
+    (between characters if it is a single word) and later ones are dropped; the closing tag always
+    stays. ``Observation.documents`` holds the passages exactly as shown.
+    """
+    shown: list[Document] = []
+    for found in documents:
+        title, text = neutral(found.title), neutral(found.text)
+        part, room = text, max_tokens
+        while (excess := count_tokens(_frame([*shown, _as(found, title, part)], tag)) - max_tokens) > 0 and part:
+            room = min(room, count_tokens(part)) - excess
+            part = _prefix(text, cut(text, room)) if room > 0 else ""
+        if excess > 0 or (text and not part):
+            break
+        shown.append(_as(found, title, part))
+        if part != text:
+            break
+    return Observation(_frame(shown, tag), tuple(shown))
+
+
+def _as(found: Document, title: str, text: str) -> Document:
+    return Document(found.id, title, text, found.score)
+
+
+def _frame(documents: Sequence[Document], tag: str) -> str:
+    lines = (f"Doc {i}(Title: {d.title}) {d.text}" for i, d in enumerate(documents, 1))
+    return f"<{tag}>" + "\n".join(lines) + f"</{tag}>"
+
+
+def _prefix(text: str, cut_text: str) -> str:
+    """The longest true beginning of ``text`` in its cut form that ends where a word ends.
+
+    A tokenizer may cut inside a character and decode the rest as a replacement character.
+    """
+    length = next((i for i, (a, b) in enumerate(zip(text, cut_text, strict=False)) if a != b),
+                  min(len(text), len(cut_text)))
+    if length == len(text) or text[length] == " ":
+        return text[:length].rstrip()
+    words, _, _ = text[:length].rpartition(" ")
+    return words or text[:length]

@@ -1,0 +1,157 @@
+"""The tag automaton: what a turn's sampled text says, read strictly and in one place.
+
+A well-formed turn of the ``search`` task is one of::
+
+    <think> ... </think><search> query </search>
+    <think> ... </think><answer> text </answer>
+
+and of ``tool_search``::
+
+    <reasoning> ... </reasoning><tool> {"name": ..., "args": {...}} </tool>
+    <reasoning> ... </reasoning><answer> text </answer>
+
+Whitespace around and between blocks is free. Environment text never goes through this module:
+``<information>`` and ``<result>`` in *sampled* text are always a fault of the model.
+
+How every doubtful text is read:
+
+- Tags are exact: ``<ANSWER>``, ``< answer>`` and ``<answer/>`` are plain text.
+- A block runs from its opening tag to the first closing tag of the same name. Tags in between are
+  text of that block, never blocks: a tag quoted inside ``<think>`` is thought, not action.
+- An action (``<search>``, ``<tool>``, ``<answer>``) that is unclosed, or that holds any known tag
+  (nested), is no action. The first action block that opens decides; a later one is ignored, so a
+  second answer can neither mend nor spoil the first.
+- A search or tool call with blank content asks nothing and is invalid; a blank answer is an answer
+  (it ends the episode and matches nothing).
+- Format is stricter than action: exactly the two blocks, in order, each closed, no known tag
+  anywhere else, and nothing but whitespace outside them, also after the last tag.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from turncredit.types import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Names of the four tags of a protocol: thought, call to the environment, its result, answer."""
+
+    thought: str
+    call: str
+    result: str
+    answer: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All four tag names."""
+        return (self.thought, self.call, self.result, self.answer)
+
+
+SEARCH = Grammar("think", "search", "information", "answer")
+TOOL = Grammar("reasoning", "tool", "result", "answer")
+
+INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of a turn.
+
+    Attributes:
+        name: the tag's name; "" for text outside every block (stray closing tags included).
+        content: the text between the tags, or the stray text itself.
+        closed: the closing tag is there (False for stray text).
+        nested: the content holds a known tag.
+    """
+
+    name: str
+    content: str
+    closed: bool = False
+    nested: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a turn does: ``kind`` is the action's tag name or "invalid"; ``content`` is stripped.
+
+    Kinds of the search task are "search", "answer" and "invalid"; of the two-turn task "tool",
+    "answer" and "invalid".
+    """
+
+    kind: str
+    content: str = ""
+
+
+def parse_blocks(text: str, grammar: Grammar = SEARCH) -> tuple[Block, ...]:
+    """The turn as a sequence of blocks; whitespace between blocks is dropped.
+
+    >>> [(b.name, b.content) for b in parse_blocks("<think>hm</think> <answer>Rome</answer>")]
+    [('think', 'hm'), ('answer', 'Rome')]
+    """
+    tags = list(re.finditer(f"<(/?)({'|'.join(grammar.names)})>", text))
+    blocks: list[Block] = []
+    position, i = 0, 0  # everything before ``position`` is read; tags[i] is the next tag to look at
+    while i < len(tags):
+        opening = tags[i]
+        if opening[1]:  # a stray closing tag stays part of the text outside
+            i += 1
+            continue
+        blocks.append(Block("", text[position:opening.start()]))
+        end = next((j for j in range(i + 1, len(tags)) if tags[j][1] and tags[j][2] == opening[2]), None)
+        if end is None:
+            blocks.append(Block(opening[2], text[opening.end():], nested=i + 1 < len(tags)))
+            position, i = len(text), len(tags)
+        else:
+            content = text[opening.end():tags[end].start()]
+            blocks.append(Block(opening[2], content, closed=True, nested=end > i + 1))
+            position, i = tags[end].end(), end + 1
+    blocks.append(Block("", text[position:]))
+    return tuple(block for block in blocks if block.name or block.content.strip())
+
+
+def parse_action(text: str, grammar: Grammar = SEARCH) -> Action:
+    """The action of one turn's sampled text (readings: module docstring).
+
+    >>> parse_action("<think> find it </think><search> capital of Italy </search>")
+    Action(kind='search', content='capital of Italy')
+    >>> parse_action("<think> <answer> Rome </answer>").kind
+    'invalid'
+    """
+    for block in parse_blocks(text, grammar):
+        if block.name in (grammar.call, grammar.answer):
+            content = block.content.strip()
+            asks_nothing = block.name == grammar.call and not content
+            if not block.closed or block.nested or asks_nothing:
+                return Action(INVALID)
+            return Action(block.name, content)
+    return Action(INVALID)
+
+
+def final_turn_format(text: str, grammar: Grammar = SEARCH) -> bool:
+    """Whether a final turn is one thought and one answer, each once and in this order (section 5.2).
+
+    >>> final_turn_format("<think> I know </think><answer> Rome </answer>")
+    True
+    >>> final_turn_format("<answer> Rome </answer>")
+    False
+    """
+    return _is_sequence(text, grammar, grammar.answer)
+
+
+def intermediate_turn_format(turn: Turn, grammar: Grammar = SEARCH) -> bool:
+    """Whether an intermediate turn is one thought and one call, answered by the environment.
+
+    The environment's block is what followed the turn (an observation that reports no error), never
+    sampled text: a turn that writes it itself is malformed, and so is a search that got no result.
+    """
+    answered = bool(turn.observation.text) and turn.observation.error is None
+    return answered and _is_sequence(turn.text, grammar, grammar.call)
+
+
+def _is_sequence(text: str, grammar: Grammar, action: str) -> bool:
+    blocks = parse_blocks(text, grammar)
+    return [block.name for block in blocks] == [grammar.thought, action] and all(
+        block.closed and not block.nested for block in blocks)

@@ -1,0 +1,1 @@
+"""The two-turn tool agent of the case study (appendix E)."""

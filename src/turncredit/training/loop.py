@@ -1,0 +1,245 @@
+"""The training loop: questions to rollouts to credit to an update to a metrics row. Algorithm-blind.
+
+All state is in ``Progress`` and the ``Learner``; everything else is a pure function of the run's
+configuration, so a resumed run goes on bit for bit where it stopped. Several processes go through it
+side by side: each plays its share of the questions and knows the whole batch, so that all of them
+have the same ``Progress``; the first one writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from turncredit.config.load import RunConfig
+from turncredit.credit import Estimator, rows_of
+from turncredit.distributed.processes import ALONE, Processes
+from turncredit.errors import Interrupted
+from turncredit.evaluation import Bench, Episode
+from turncredit.losses import kl_k3
+from turncredit.seeding import START, Cursor, digest, draw
+from turncredit.training import checkpoint
+from turncredit.training.batch import Batch
+from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
+from turncredit.training.interrupt import StopRequest
+from turncredit.training.learner import Learner
+from turncredit.training.metrics import Row, training_columns, validation_columns, write_metrics
+from turncredit.training.monitor import collapse_flags
+from turncredit.types import Question
+
+STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All state of a run beside weights and optimisers.
+
+    Attributes:
+        step: training steps done.
+        cursor: where the data order stands.
+        budget: the token budget; None until the first validation has measured a question's cost.
+        rows: metrics rows; the first one is from before training.
+        wall_s: seconds spent in this run, all its processes together.
+        started: when the first process started.
+        resumed_from: steps at which later processes took over.
+    """
+
+    started: str
+    step: int = 0
+    cursor: Cursor = START
+    budget: TokenBudget | None = None
+    rows: tuple[Row, ...] = ()
+    wall_s: float = 0.0
+    resumed_from: tuple[int, ...] = ()
+
+    def save(self, folder: Path) -> None:
+        """Write ``state.json``."""
+        (folder / STATE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Progress:
+        """Read ``state.json`` of a checkpoint."""
+        raw: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        budget = raw.pop("budget")
+        return cls(cursor=Cursor(**raw.pop("cursor")), budget=None if budget is None else TokenBudget(**budget),
+                   rows=tuple(raw.pop("rows")), resumed_from=tuple(raw.pop("resumed_from")), **raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One run.
+
+    Args:
+        config: the resolved run.
+        bench: plays and scores episodes with the learner's own policy.
+        estimator: turns rewards into credit.
+        learner: weights and optimisers.
+        pool: training questions.
+        validation: validation questions.
+        folder: checkpoints and the live metrics.csv.
+        identity: digest of all that the run is made of (see ``checkpoint.save``).
+        stop: asked at safe places whether to end.
+        processes: who shares rollouts and updates.
+    """
+
+    config: RunConfig
+    bench: Bench
+    estimator: Estimator
+    learner: Learner
+    pool: Sequence[Question]
+    validation: Sequence[Question]
+    folder: Path
+    identity: str
+    stop: StopRequest
+    processes: Processes = ALONE
+
+    def train(self, progress: Progress) -> Progress:
+        """Go on from ``progress`` to the last step; a row and, where due, a checkpoint a step.
+
+        Raises:
+            Interrupted: a signal arrived; the state is saved. A rollout is given up between two
+                turns, an update is always finished.
+            NonFiniteError: see ``Learner.update``; the last checkpoint stays as it is.
+            ProcessError: another process of the run failed.
+        """
+        settings = self.config.training
+        before, started = progress.wall_s, time.perf_counter()
+
+        def timed(progress: Progress) -> Progress:
+            return replace(progress, wall_s=before + time.perf_counter() - started)
+
+        self._hand_weights(progress.step)
+        with _ProgressBar(settings.steps, progress.step, shown=self.processes.first) as bar:
+            try:
+                while True:
+                    progress = self._validated(progress)
+                    progress = self._finished_row(timed(progress))
+                    self._write_metrics(progress)
+                    bar.show(progress)
+                    done = progress.step == settings.steps
+                    if done or (progress.step and progress.step % settings.checkpoint_every == 0):
+                        self._save(progress)
+                    if done:
+                        return progress
+                    self.stop.check(self.processes)
+                    progress = self.step(progress)
+            except Interrupted as interrupted:
+                path = self._save(timed(progress))
+                raise Interrupted(f"{interrupted.message}; saved {path}", interrupted.remedy) from None
+
+    def _save(self, progress: Progress) -> Path:
+        def write(folder: Path) -> None:
+            self.learner.save(folder)
+            if self.processes.first:
+                progress.save(folder)
+        return checkpoint.save(self.folder, progress.step, self.identity, write, processes=self.processes)
+
+    def _write_metrics(self, progress: Progress) -> None:
+        self.processes.once(lambda: write_metrics(progress.rows, self.folder / "metrics.csv"))
+
+    def _hand_weights(self, version: int) -> None:
+        """Have the engine sample from the learner's weights."""
+        weights = self.learner.weights()
+        self.bench.engine.update_weights(weights, version)
+        for _ in weights:  # what the engine did not look at: all processes gather each weight together
+            pass
+
+    def _validated(self, progress: Progress) -> Progress:
+        """Validate greedily where it is due: before training, every n steps and at the end."""
+        settings = self.config.training
+        due = progress.step % settings.validate_every == 0 or progress.step == settings.steps
+        row: Row = dict(progress.rows[-1]) if progress.rows else {"step": 0}
+        if not due or any(name.startswith("validation_") for name in row):
+            return progress
+        episodes = self.processes.spread(self.validation, self.bench.chains)
+        self.bench.engine.reset_prefix_cache()  # the next rollout starts from the same engine state as after a resume
+        row |= validation_columns(episodes, self.config.train_on)
+        return replace(progress, rows=(*progress.rows[:-1], row),
+                       budget=progress.budget or self._first_budget(episodes))
+
+    def _first_budget(self, episodes: Sequence[Episode]) -> TokenBudget:
+        branching = self.estimator.branching(self.config.task.max_turns)
+        cost = tokens_per_question(branching, [episode.transcript for episode in episodes])
+        return TokenBudget(self.config.training.tokens_per_step, cost)
+
+    def _finished_row(self, progress: Progress) -> Progress:
+        """The last row with its time and the monitor's flags."""
+        flags = collapse_flags(progress.rows, max_turns=self.config.task.max_turns)
+        row = progress.rows[-1] | {"wall_s": round(progress.wall_s, 3), "collapse": ";".join(flags)}
+        return replace(progress, rows=(*progress.rows[:-1], row))
+
+    def step(self, progress: Progress) -> Progress:
+        """One training step; ``progress`` and the weights change together, after the update."""
+        config, step, clock = self.config, progress.step, [time.perf_counter()]
+        assert progress.budget is not None  # the validation before training has set it
+        branching = self.estimator.branching(config.task.max_turns)
+        count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
+        chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
+        questions = [self.pool[i] for i in chosen]
+        groups = self.processes.spread(questions, lambda mine: self.bench.play(
+            mine, branching, temperature=config.training.temperature,
+            seed_of=lambda question, path: digest(config.seed, step, question, *path)))
+        self.bench.engine.sleep()
+        clock.append(time.perf_counter())
+
+        episodes = self.bench.score(questions, groups, branching)
+        rows = rows_of(groups)
+        batch = Batch.of(rows)
+        reference_N = self.learner.reference_logprobs(batch)
+        value_N = self.learner.values(batch)
+        credit = self.estimator.credit(
+            groups, [[episode.rewards for episode in leaves] for leaves in episodes], rows,
+            old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=value_N)
+        clock.append(time.perf_counter())
+
+        self.stop.check(self.processes)  # the last place where the step can be given up
+        report = self.learner.update(
+            batch, credit, step=step, seed=config.seed, kl_in_loss=not self.estimator.kl_in_reward,
+            reference_logprob_N=reference_N, old_value_N=value_N)
+        self._hand_weights(step + 1)
+        clock.append(time.perf_counter())
+
+        seconds = [round(later - earlier, 4) for earlier, later in pairwise(clock)]
+        row = {"step": step + 1, **training_columns(groups, episodes, credit, config.train_on), **report,
+               **dict(zip(("seconds_rollout", "seconds_scoring", "seconds_update"), seconds, strict=True))}
+        if reference_N is not None:
+            row["kl"] = max(0.0, kl_k3(batch.old_logprob_N, reference_N, credit.weight_N).item())
+        budget = progress.budget.observe(len(groups), sum(group.sampled_count for group in groups))
+        return replace(progress, step=step + 1, cursor=cursor, budget=budget, rows=(*progress.rows, row))
+
+
+class _ProgressBar:
+    """A bar on a terminal; elsewhere a line every ten steps and at the end. One process of a run shows it."""
+
+    def __init__(self, steps: int, done: int, *, shown: bool) -> None:
+        self._steps, self._shown = steps, shown
+        self._bar = tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()))
+
+    def __enter__(self) -> _ProgressBar:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.close()
+
+    def show(self, progress: Progress) -> None:
+        """Show the last row."""
+        if not self._shown:
+            return
+        row = progress.rows[-1]
+        names = {"reward": "reward_total", "EM": "answer_correct", "format": "format_correct", "turns": "turns_mean"}
+        shown = {short: f"{value:.3f}" for short, name in names.items() if isinstance(value := row.get(name), float)}
+        if row["collapse"]:
+            shown["collapse"] = str(row["collapse"])
+        self._bar.set_postfix(shown)
+        self._bar.update(progress.step - self._bar.n)
+        if self._bar.disable and (progress.step % 10 == 0 or progress.step == self._steps):
+            details = " ".join(f"{name}={value}" for name, value in shown.items())
+            print(f"step {progress.step}/{self._steps} {progress.wall_s:.0f} s {details}".rstrip(), file=sys.stderr)

@@ -1,0 +1,226 @@
+"""What an agent said and saw, token by token: append-only, and the only carrier of masks.
+
+Three masks with three meanings, all fixed at the moment a token is appended:
+
+- ``attention``: the token is real (always 1 here; padding is added by the trainer's collator),
+- ``loss``: the policy sampled the token, so it is trained on (observation tokens: 0),
+- ``turn_id``: the turn that gets the credit; the prompt has turn -1, an observation has the turn
+  that asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class TurnStop(StrEnum):
+    """Why the engine stopped sampling a turn; it comes from the engine, never from the last id."""
+
+    TAG = "tag"  # a closing action tag was completed
+    END = "end"  # the end-of-turn token was sampled
+    LENGTH = "length"  # the turn's token limit was reached
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    ANSWERED = "answered"  # the agent gave an answer (right or wrong)
+    TURN_LIMIT = "turn_limit"  # N_max turns went by without an answer
+    CONTEXT_OVERFLOW = "context_overflow"  # the next turn would not fit the context window
+    INVALID_LIMIT = "invalid_limit"  # the task's limit of invalid turns was reached
+    SOLVED = "solved"  # a game reached its goal
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A retrieved passage: ``id``, ``title``, ``text`` and the retriever's score."""
+
+    id: str
+    title: str
+    text: str
+    score: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the environment appends after a turn. Retrieved text is data, never an instruction.
+
+    Attributes:
+        text: the appended text, scaffolding included; empty at the end of an episode.
+        documents: the passages shown in it, as they were shown (cut to the budget).
+        error: name of the fault that the text reports to the agent, or None.
+        role: chat role that the text comes from as a message of its own; None appends it inside the
+            assistant's turn.
+    """
+
+    text: str = ""
+    documents: tuple[Document, ...] = ()
+    error: str | None = None
+    role: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model turn and the observation that followed it.
+
+    Attributes:
+        text: the decoded sampled tokens (for parsers and rewards only; never encoded again).
+        sampled_ids: the ids that the engine sampled, in order.
+        logprobs: log-probability of each sampled id under the sampling policy at the run's temperature,
+            log softmax(logits / T); greedy decoding, too, notes it at T.
+        stop: why sampling ended.
+        observation: what the environment appended.
+        observation_ids: the ids of that text; encoded once, when appended.
+        weight_version: the version of the weights that sampled it.
+    """
+
+    text: str
+    sampled_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop: TurnStop
+    observation: Observation = Observation()
+    observation_ids: tuple[int, ...] = ()
+    weight_version: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.sampled_ids:
+            raise ValueError("a turn has at least one sampled token")
+        if len(self.sampled_ids) != len(self.logprobs):
+            raise ValueError(f"{len(self.sampled_ids)} sampled ids but {len(self.logprobs)} log-probabilities")
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A whole episode: the prompt and its turns. All per-token lists have equal length."""
+
+    question_id: str
+    prompt_ids: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    stop: StopReason
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.turns:
+            raise ValueError("a transcript has a prompt and at least one turn")
+
+    @property
+    def ids(self) -> list[int]:
+        """Every token in order: prompt, then each turn's sampled and observation tokens."""
+        ids = list(self.prompt_ids)
+        for turn in self.turns:
+            ids += turn.sampled_ids
+            ids += turn.observation_ids
+        return ids
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 on sampled tokens, 0 on prompt and observation tokens."""
+        mask = [0] * len(self.prompt_ids)
+        for turn in self.turns:
+            mask += [1] * len(turn.sampled_ids) + [0] * len(turn.observation_ids)
+        return mask
+
+    @property
+    def turn_id(self) -> list[int]:
+        """The turn of each token, from 0; -1 on the prompt."""
+        turn_id = [-1] * len(self.prompt_ids)
+        for k, turn in enumerate(self.turns):
+            turn_id += [k] * (len(turn.sampled_ids) + len(turn.observation_ids))
+        return turn_id
+
+    @property
+    def logprobs(self) -> list[float]:
+        """The sampler's log-probability on sampled tokens, 0.0 elsewhere."""
+        logprobs = [0.0] * len(self.prompt_ids)
+        for turn in self.turns:
+            logprobs += turn.logprobs
+            logprobs += [0.0] * len(turn.observation_ids)
+        return logprobs
+
+    @property
+    def sampled_count(self) -> int:
+        """Number of sampled tokens, |y| of Eq. 3."""
+        return sum(len(turn.sampled_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All episodes of one question that are compared with one another: chains or a tree.
+
+    A tree is written as its leaves. ``node_L_K[l][k]`` names the sampled turn k of leaf l; leaves
+    that share a turn hold the same number there (and the same turns before it). In a group of
+    chains all numbers differ. Numbers run from 0 without gaps in the order of first appearance.
+
+    Attributes:
+        transcripts: L leaves, all of the same question.
+        node_L_K: ragged, one tuple a leaf, as long as the leaf has turns.
+    """
+
+    transcripts: tuple[Transcript, ...]
+    node_L_K: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.transcripts:
+            raise ValueError("a group has at least one transcript")
+        if len({t.question_id for t in self.transcripts}) != 1:
+            raise ValueError("a group never mixes questions")
+        parent: dict[int, int] = {}
+        seen: dict[int, Turn] = {}
+        for transcript, nodes in zip(self.transcripts, self.node_L_K, strict=True):
+            if len(transcript.turns) != len(nodes):
+                raise ValueError("node_L_K has one number for each turn of each leaf")
+            for k, node in enumerate(nodes):
+                before = nodes[k - 1] if k else -1
+                if parent.setdefault(node, before) != before:
+                    raise ValueError(f"turn {node} has two parents, {parent[node]} and {before}")
+                if seen.setdefault(node, transcript.turns[k]).sampled_ids != transcript.turns[k].sampled_ids:
+                    raise ValueError(f"turn {node} holds different tokens in two leaves")
+        if sorted(parent) != list(range(len(parent))):
+            raise ValueError("turn numbers run from 0 without gaps")
+
+    @classmethod
+    def of_chains(cls, transcripts: Sequence[Transcript]) -> Group:
+        """A group of independent chains: no turn is shared."""
+        nodes, start = [], 0
+        for transcript in transcripts:
+            nodes.append(tuple(range(start, start + len(transcript.turns))))
+            start += len(transcript.turns)
+        return cls(tuple(transcripts), tuple(nodes))
+
+    @property
+    def question_id(self) -> str:
+        """The question that all leaves answer."""
+        return self.transcripts[0].question_id
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Each distinct turn once, by node number."""
+        found = {n: t for leaf, nodes in zip(self.transcripts, self.node_L_K, strict=True)
+                 for n, t in zip(nodes, leaf.turns, strict=True)}
+        return tuple(found[n] for n in range(len(found)))
+
+    @property
+    def sampled_count(self) -> int:
+        """Distinct sampled tokens: a shared turn counts once, as it was sampled once."""
+        return sum(len(turn.sampled_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A gold query and what the passage found by it tells: the bridge entity or the answer."""
+
+    query: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with its accepted answers; ``plan`` is for demonstrations only."""
+
+    id: str
+    dataset: str
+    question: str
+    answers: tuple[str, ...]
+    hops: int
+    plan: tuple[Hop, ...]
