@@ -17,7 +17,7 @@ from bench.trees import SearchingTask
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import RunConfig, load_scale
 from turncredit.config.training import TrainingConfig
-from turncredit.credit import make_estimator
+from turncredit.credit.base import make_estimator
 from turncredit.errors import ConfigError
 from turncredit.evaluation import Bench
 from turncredit.policy.engines.hf import HFEngine
@@ -41,7 +41,7 @@ EXPERIMENT = "search"
 QUESTIONS, GROUP = 8, 8
 TURN_TOKENS = 16
 STILL = 1e-12  # a learning rate at which float32 weights stay what they are
-GRPO = Algorithm(estimator="group", placement="terminal", content="outcome")
+GRPO = Algorithm(estimator="group", placement="terminal", content="outcome", rollout="chains")
 LINE = "The passages say that the place in question lies in the north of the country, by the sea."
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.profiler import profile
 from transformers import PreTrainedModel
 
-from turncredit.credit import TokenCredit
+from turncredit.credit.base import TokenCredit
 from turncredit.training.batch import Batch
 from turncredit.training.learner import Learner
 

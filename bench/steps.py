@@ -9,7 +9,7 @@ from typing import Any
 from bench.cost import CountingLearner
 from bench.results import Measured
 from turncredit.config.load import RunConfig
-from turncredit.credit import make_estimator
+from turncredit.credit.base import make_estimator
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import Critic, load_policy
 from turncredit.policy.tokenizer import Codec

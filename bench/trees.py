@@ -12,7 +12,8 @@ import torch
 from bench.cost import time_by_kind
 from bench.results import REPEATS, Measured
 from turncredit.config.load import RunConfig
-from turncredit.credit import Row, TokenCredit, rows_of
+from turncredit.credit.base import TokenCredit
+from turncredit.credit.rows import Row, rows_of
 from turncredit.evaluation import Bench
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy
@@ -129,5 +130,5 @@ def _update(learner: Learner, rows: Sequence[Row]) -> None:
     """One update in which every token has the same credit."""
     batch = Batch.of(rows)
     weight_N = torch.full_like(batch.old_logprob_N, 1 / len(batch.old_logprob_N))
-    credit = TokenCredit(weight_N, torch.zeros_like(weight_N), weight_N, torch.ones_like(weight_N))
+    credit = TokenCredit(torch.ones_like(weight_N), weight_N)
     learner.update(batch, credit, step=0, seed=0, kl_in_loss=False, reference_logprob_N=None, old_value_N=None)

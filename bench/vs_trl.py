@@ -25,8 +25,10 @@ from bench.cases import GROUP, GRPO, QUESTIONS, Case, Ours, Setting, Spent, besi
 from bench.peers import answer
 from bench.results import Measured, with_spread
 from turncredit.config.load import RunConfig
-from turncredit.credit import make_estimator, rows_of
+from turncredit.credit.base import make_estimator
+from turncredit.credit.rows import rows_of
 from turncredit.policy.model import load_policy
+from turncredit.rollout.branching import branching_of
 from turncredit.seeding import digest
 from turncredit.training.batch import Batch
 from turncredit.training.run_folder import RunPaths
@@ -134,7 +136,7 @@ def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured
     setting = Setting.of(case, config, paths, kl_coefficient=BETA, max_grad_norm=1e9)
     training, learner = setting.config.training, setting.learner()
     bench, estimator = setting.bench(learner), make_estimator(GRPO, training)
-    branching = estimator.branching(case.turns)
+    branching = branching_of(setting.config.algorithm.rollout, case.turns, training)
     groups = bench.play(setting.questions, branching, temperature=training.temperature,
                         seed_of=lambda question, path: digest("same", question, *path))
     scored = bench.score(setting.questions, groups, branching)
@@ -156,7 +158,7 @@ def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured
             logprobs.append([next(each) if sampled else 0.0 for sampled in row.loss_mask])
         return {"prompt_ids": [list(row.transcript.prompt_ids) for row in rows],
                 "completion_ids": [row.transcript.ids[p:] for row, p in zip(rows, places, strict=True)],
-                "env_mask": [row.loss_mask[p:] for row, p in zip(rows, places, strict=True)],
+                "env_mask": [row.loss_mask[p:].astype(int).tolist() for row, p in zip(rows, places, strict=True)],
                 "logprobs": [values[p:] for values, p in zip(logprobs, places, strict=True)],
                 "outcome": [episode.rewards.outcome for leaves in scored for episode in leaves]}
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from turncredit.config.data import PolicyConfig
-from turncredit.credit import rows_of
+from turncredit.credit.rows import rows_of
 from turncredit.policy.model import make_tiny_policy, token_logprobs
 from turncredit.types import Group
 

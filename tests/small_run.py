@@ -37,9 +37,9 @@ from turncredit.types import Document, Hop, Question
 
 WORDS = ("red", "blue", "green", "gold")
 ALGORITHMS = {
-    "chains": Algorithm(estimator="group", placement="delayed", content="merged"),
-    "tree": Algorithm(estimator="group", placement="per_turn", content="full"),
-    "critic": Algorithm(estimator="critic", placement="per_turn", content="full"),
+    "chains": Algorithm(estimator="group", placement="delayed", content="merged", rollout="chains"),
+    "tree": Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree"),
+    "critic": Algorithm(estimator="critic", placement="per_turn", content="full", rollout="single"),
 }
 TASK = TaskConfig(name="search", max_turns=3, max_turn_tokens=12, max_observation_tokens=40,
                   max_context_tokens=160, top_k=1)

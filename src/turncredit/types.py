@@ -1,11 +1,15 @@
-"""What an agent said and saw, token by token: append-only, and the only carrier of masks.
+"""The values that all rooms share: documents, questions, turns, transcripts, groups.
 
-Three masks with three meanings, all fixed at the moment a token is appended:
+A transcript is append-only and the only carrier of masks. Each token has three, with three names::
 
-- ``attention``: the token is real (always 1 here; padding is added by the trainer's collator),
-- ``loss``: the policy sampled the token, so it is trained on (observation tokens: 0),
-- ``turn_id``: the turn that gets the credit; the prompt has turn -1, an observation has the turn
-  that asked for it.
+    tokens          prompt | <search> a </search> | <information> b </information> | <answer> c </answer> | padding
+    attention_mask     1   |          1           |               1                |          1           |    0
+    loss_mask          0   |          1           |               0                |          1           |    0
+    turn_id           -1   |          0           |               0                |          1           |
+
+``attention_mask`` says what the model sees; the collator adds the padding. ``loss_mask`` says what is
+trained: the tokens that the policy sampled. ``turn_id`` says which turn gets the credit; the prompt has
+turn -1, an observation the turn that it followed.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class TurnStop(StrEnum):
@@ -114,20 +121,16 @@ class Transcript:
         return ids
 
     @property
-    def loss_mask(self) -> list[int]:
-        """1 on sampled tokens, 0 on prompt and observation tokens."""
-        mask = [0] * len(self.prompt_ids)
-        for turn in self.turns:
-            mask += [1] * len(turn.sampled_ids) + [0] * len(turn.observation_ids)
-        return mask
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """``loss_mask_T``: true on sampled tokens, false on prompt and observation tokens."""
+        lengths = [len(self.prompt_ids), *(n for t in self.turns for n in (len(t.sampled_ids), len(t.observation_ids)))]
+        return np.repeat([False, *[True, False] * len(self.turns)], lengths)
 
     @property
-    def turn_id(self) -> list[int]:
-        """The turn of each token, from 0; -1 on the prompt."""
-        turn_id = [-1] * len(self.prompt_ids)
-        for k, turn in enumerate(self.turns):
-            turn_id += [k] * (len(turn.sampled_ids) + len(turn.observation_ids))
-        return turn_id
+    def turn_id(self) -> NDArray[np.int64]:
+        """``turn_id_T``: the turn of each token, from 0; -1 on the prompt."""
+        lengths = [len(self.prompt_ids), *(len(t.sampled_ids) + len(t.observation_ids) for t in self.turns)]
+        return np.repeat(np.arange(-1, len(self.turns)), lengths)
 
     @property
     def logprobs(self) -> list[float]:
@@ -199,6 +202,16 @@ class Group:
         found = {n: t for leaf, nodes in zip(self.transcripts, self.node_L_K, strict=True)
                  for n, t in zip(nodes, leaf.turns, strict=True)}
         return tuple(found[n] for n in range(len(found)))
+
+    @property
+    def turn_count(self) -> int:
+        """Number of distinct turns."""
+        return 1 + max(node for node_K in self.node_L_K for node in node_K)
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether leaves share a turn."""
+        return self.turn_count < sum(len(node_K) for node_K in self.node_L_K)
 
     @property
     def sampled_count(self) -> int:

@@ -33,7 +33,8 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import RunConfig
 from turncredit.config.runtime import LaunchConfig
 from turncredit.config.training import TrainingConfig
-from turncredit.credit import make_estimator, rows_of
+from turncredit.credit.base import make_estimator
+from turncredit.credit.rows import rows_of
 from turncredit.distributed.layout import share
 from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import Interrupted, RetrieverError, TurncreditError
@@ -46,8 +47,8 @@ from turncredit.types import Group
 
 Facts = dict[str, Any]
 LAUNCH = LaunchConfig(processes=2, accelerate="fsdp_8")
-ARMS = {"tree": Algorithm(estimator="group", placement="per_turn", content="full"),
-        "critic": Algorithm(estimator="critic", placement="per_turn", content="full")}
+ARMS = {"tree": Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree"),
+        "critic": Algorithm(estimator="critic", placement="per_turn", content="full", rollout="single")}
 # a plain gradient step of size 1: the change of the weights is the gradient
 GRADIENT = TrainingConfig(minibatches=1, max_grad_norm=1e9, warmup_steps=0, critic_warmup_steps=0, kl_coefficient=0.1,
                           entropy_coefficient=0.05, micro_batch_tokens=60, learning_rate=1, critic_learning_rate=1)

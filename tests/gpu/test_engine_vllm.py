@@ -273,7 +273,7 @@ def test_episodes_at_their_own_pace_are_those_of_the_batch_and_greedy_ones_those
         for left, right in zip(paced, batched, strict=True):
             assert left.node_L_K == right.node_L_K
             for a, b in zip(left.transcripts, right.transcripts, strict=True):
-                assert (a.ids, a.loss_mask, a.stop) == (b.ids, b.loss_mask, b.stop)
+                assert (a.ids, a.loss_mask.tolist(), a.stop) == (b.ids, b.loss_mask.tolist(), b.stop)
                 assert a.logprobs == pytest.approx(b.logprobs, abs=TOLERANCE)
             assert {turn.weight_version for turn in left.turns} == {place.version}
 

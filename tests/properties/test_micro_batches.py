@@ -13,14 +13,15 @@ from tests.models import sampled_by, tiny_policy
 from tests.trees import random_rewards, random_tree
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.training import TrainingConfig
-from turncredit.credit import TokenCredit, make_estimator, rows_of
+from turncredit.credit.base import TokenCredit, make_estimator
+from turncredit.credit.rows import rows_of
 from turncredit.policy.model import Critic
 from turncredit.training.batch import Batch
 from turncredit.training.learner import Learner
 from turncredit.types import Group
 
-GROUP = Algorithm(estimator="group", placement="per_turn", content="full")
-CRITIC = Algorithm(estimator="critic", placement="per_turn", content="full")
+GROUP = Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree")
+CRITIC = Algorithm(estimator="critic", placement="per_turn", content="full", rollout="single")
 # a plain gradient step of size 1: the change of the weights is the gradient
 TRAINING = TrainingConfig(minibatches=1, max_grad_norm=1e9, warmup_steps=0, critic_warmup_steps=0, kl_coefficient=0.1,
                           entropy_coefficient=0.05)

@@ -3,7 +3,7 @@
 import torch
 
 from tests.trees import random_tree, transcript, turn
-from turncredit.credit import rows_of
+from turncredit.credit.rows import rows_of
 from turncredit.training.batch import Batch
 from turncredit.types import Group
 

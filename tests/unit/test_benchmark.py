@@ -21,7 +21,7 @@ from bench.trees import CHAINS, LEAVES, TREE, SearchingTask, shapes
 from tests import small_run
 from tests.models import tiny_policy
 from turncredit.cli.main import app
-from turncredit.credit import rows_of
+from turncredit.credit.rows import rows_of
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy, token_logprobs
 from turncredit.policy.tokenizer import Codec

@@ -103,7 +103,7 @@ def test_a_site_may_need_more_or_share_less(tmp_path: Path, monkeypatch: pytest.
     ("needs: {train: {mem_mb: {paper: 64G}}}", "needs.train.mem_mb = {'paper': '64G'}"),
     ("partition: two words", "partition = 'two words'"),
     ("gpus_by: gpu", "did you mean 'gpus'?"),
-    ("[1]", "holds no mapping"),
+    ("[1]", "expected a mapping at the top level"),
 ])
 def test_a_mistake_in_the_sites_file_is_named(tmp_path: Path, written: str, says: str) -> None:
     (tmp_path / "site.yaml").write_text(written)

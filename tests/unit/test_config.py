@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_a_run_is_its_experiment_with_the_arms_overrides(folder: Path) -> None:
     assert run.algorithm == scale.algorithms["MT-PPO"]
     other = scale.run("task", "one", 0)
     assert isinstance(other.rewards, ToolRewards)
-    assert other.algorithm == Algorithm(estimator="group", placement="delayed", content="merged")
+    assert other.algorithm == Algorithm(estimator="group", placement="delayed", content="merged", rollout="tree")
     assert scale.run("search", "GRPO-OR", 0).task == TaskConfig(name="search")  # the arm beside it is untouched
     assert scale.experiments["search"].task.max_turns == 4
 
@@ -144,11 +145,55 @@ def test_a_run_is_its_experiment_with_the_arms_overrides(folder: Path) -> None:
 def test_what_decides_the_result_is_in_the_digest_and_nothing_else(folder: Path) -> None:
     run = load(folder, TINY).run("search", "mine", 0)
     assert run.digest() == load(folder, changed("threads", 8)).run("search", "mine", 0).digest()
-    assert run.science() == load(folder, TINY).run("search", "mine", 5).science()
+    assert run.settings() == load(folder, TINY).run("search", "mine", 5).settings()
     for path, value in (("experiments.search.training.steps", 8), ("search_rewards.correct", 2.0),
                         ("experiments.search.train_on", ["bridge"]), ("experiments.search.task.top_k", 1)):
         assert run.digest() != load(folder, changed(path, value)).run("search", "mine", 0).digest()
     assert run.digest() != load(folder, TINY).run("search", "mine", 1).digest()
+
+
+def test_a_new_key_with_a_default_changes_no_digest(folder: Path) -> None:
+    class Later(TrainingConfig):
+        new_key: float = 0.5
+
+    class LaterRun(RunConfig):
+        training: Later
+
+    run = load(folder, TINY).run("search", "mine", 0)
+    written = run.model_dump(mode="json")
+    same, other = (LaterRun.model_validate(written | {"training": written["training"] | new})
+                   for new in ({}, {"new_key": 0.25}))
+    assert "steps" in same.hashed_fields()["training"]
+    assert same.digest() == run.digest() != other.digest()
+
+
+def test_a_default_of_a_hashed_key_never_changes(folder: Path) -> None:
+    """The hash leaves defaults out: runs made with another default would pass for the same run."""
+    defaults = {f"{model.__name__}.{key}": field.get_default(call_default_factory=True)
+                for model in (TrainingConfig, TaskConfig, SearchRewards, ToolRewards, Algorithm)
+                for key, field in model.model_fields.items() if not field.is_required()}
+    pinned = json.loads((ROOT / "tests/golden/hashed_defaults.json").read_text())
+    changed = {key: value for key, value in pinned.items() if defaults.get(key, value) != value}
+    assert not changed, "write the new value into config/*.yaml instead"
+    assert not defaults.keys() - pinned.keys(), "add the new key and its default to tests/golden/hashed_defaults.json"
+
+
+def test_the_digests_of_shipped_runs_are_those_of_their_configurations() -> None:
+    manifests = [manifest for path in ROOT.glob("results/shipped/*/*/manifests.json")
+                 for manifest in json.loads(path.read_text()).values()]
+    assert len(manifests) > 100
+    for manifest in manifests:
+        assert RunConfig.model_validate(manifest["config"]).digest() == manifest["config_sha256"]
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"estimator": "gruop"}, "algorithms.X.estimator = 'gruop': no such estimator; did you mean 'group'?"),
+    ({"estimator": "rloo"}, "algorithms.X.placement = 'per_turn': estimator 'rloo' takes terminal, delayed"),
+    ({"placement": "perturn"}, "did you mean 'per_turn'?"), ({"rollout": "chain"}, "did you mean 'chains'?")])
+def test_an_algorithm_of_unknown_words_is_refused(folder: Path, change: dict[str, str], says: str) -> None:
+    words = {"estimator": "group", "placement": "per_turn", "content": "full", "rollout": "tree"} | change
+    (folder / "algorithms.yaml").write_text(yaml.safe_dump({"algorithms": {"X": words}}))
+    assert says in refusal(folder, TINY).message
 
 
 @pytest.mark.parametrize(("ask", "says"), [
@@ -208,7 +253,7 @@ def test_a_twin_that_differs_or_is_not_trained_is_refused(folder: Path, content:
     ("experiments.task.task.max_turn", "did you mean 'max_turns'?"),  # an experiment called as a section is
     ("experiments.search.arms.mine.algoritm", "did you mean 'algorithm'?"),
     ("experiments.search.arms.mine.overrides.serch_cost", "did you mean 'search_cost'?"),
-    ("experiments.search.arms.mine.overrides.xyzzy", "known: content, max_turns, placement, search_cost")])
+    ("experiments.search.arms.mine.overrides.xyzzy", "known: content, max_turns, placement, rollout, search_cost")])
 def test_an_unknown_key_is_named_with_the_nearest_at_its_level(folder: Path, path: str, says: str) -> None:
     error = refusal(folder, changed(path, 1))
     assert error.message.startswith(f"{folder / 'tiny.yaml'}: unknown key {path}; ")
@@ -269,10 +314,10 @@ def test_all_faults_of_a_file_are_told_at_once(folder: Path) -> None:
 
 @pytest.mark.parametrize(("content", "says"), [
     ("seeds: [1", "while parsing a flow sequence"),
-    ("- seeds", "holds no mapping"),
-    ("", "holds no mapping"),
-    ("seeds: 1\nworld: {}\nseeds: 2", "key 'seeds' stands twice"),
-    ("world: {cities: 1, cities: 2}", "key 'cities' stands twice"),
+    ("- seeds", "expected a mapping at the top level"),
+    ("", "expected a mapping at the top level"),
+    ("seeds: 1\nworld: {}\nseeds: 2", "duplicate key 'seeds'"),
+    ("world: {cities: 1, cities: 2}", "duplicate key 'cities'"),
     ("name: other", "key name does not belong in this file"),
     ("algorithms: {}", "key algorithms does not belong in this file"),
     ("a: &x [*x]", "tiny.yaml")])

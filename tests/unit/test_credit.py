@@ -1,4 +1,7 @@
-"""Credit: each law by hand or against a slow second way of computing it."""
+"""Credit: each law by hand or against a slow second way of computing it.
+
+Masks, where one is the subject, stand under a drawing: p prompt, s sampled, o observation.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,38 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.trees import Given, random_rewards, random_tree, transcript, turn
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.training import TrainingConfig
-from turncredit.credit import make_estimator, rows_of
+from turncredit.credit.base import TokenCredit, leaf_weights, make_estimator
 from turncredit.credit.gae import gae, whiten
-from turncredit.credit.group import group_zscore, turn_advantages
-from turncredit.credit.placement import discounted_return, place_on_tokens, place_on_turns
-from turncredit.types import Group
+from turncredit.credit.grpo import group_zscore
+from turncredit.credit.mt_grpo import intermediate_advantages, outcome_advantages, turn_advantages
+from turncredit.credit.placement import discounted_return, place_on_tokens, place_on_turns, trajectory_return
+from turncredit.credit.registry import ESTIMATORS
+from turncredit.credit.rloo import leave_one_out
+from turncredit.credit.rows import rows_of
+from turncredit.errors import ConfigError
+from turncredit.losses import policy_loss
+from turncredit.rollout.branching import branching_of
+from turncredit.types import Group, Turn
 
 REWARDS = st.lists(st.floats(-5, 5), min_size=1, max_size=6)
 
 
-def estimator(kind: str, placement: str, **settings: object):
-    return make_estimator(Algorithm(estimator=kind, placement=placement, content="full"),  # type: ignore[arg-type]
-                          TrainingConfig(**settings))  # type: ignore[arg-type]
+def estimator(word: str, placement: str, rollout: str = "chains", **settings: object):
+    algorithm = Algorithm.model_validate({"estimator": word, "placement": placement, "content": "full",
+                                          "rollout": rollout})
+    return make_estimator(algorithm, TrainingConfig.model_validate(settings))
+
+
+def mt_grpo(intermediate_L_K, outcome_L, node_L_K, alpha: float = 1.0) -> list[list[float]]:
+    """Eq. 10-12 together: ``advantage_L_K``."""
+    own = intermediate_advantages(intermediate_L_K, node_L_K)
+    return [turn_advantages([own[node] for node in node_K], outcome, alpha)
+            for node_K, outcome in zip(node_L_K, outcome_advantages(outcome_L), strict=True)]
 
 
 # --- placement -------------------------------------------------------------------------------------------------
@@ -48,6 +67,24 @@ def test_token_rewards_keep_the_total_of_each_row(reward_B_K: list[list[float]],
 
 def test_a_turn_with_reward_zero_is_still_a_turn() -> None:
     assert place_on_tokens([[0.0, 2.0, 0.0]], [[1, 2, 2]]).tolist() == [[0, 0, 2, 0, 0]]
+
+
+@pytest.mark.parametrize(("reward_B_K", "length_B_K"), [
+    ([[1.0]], [[2, 3]]),  # one reward for two turns: it must not be paid twice
+    ([[1.0, 2.0, 3.0]], [[2, 3]]),  # one too many: it must not be dropped
+    ([[1.0], [1.0, 2.0]], [[2], [3]]), ([[1.0, 2.0]], [[2, 0]])])
+def test_rewards_that_do_not_fit_their_turns_are_refused(reward_B_K, length_B_K) -> None:
+    with pytest.raises(ValueError, match="each turn has one reward"):
+        place_on_tokens(reward_B_K, length_B_K)
+
+
+def test_unknown_words_are_errors_and_no_default() -> None:
+    with pytest.raises(ValueError, match="unknown placement 'late'"):
+        place_on_turns("late", [0.3], 1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not 'per_turn'"):
+        trajectory_return("per_turn", [0.3], 1.0, 1.0)
+    with pytest.raises(ValueError, match="unknown loss aggregation 'sum'"):
+        leaf_weights([random_tree(0, 2, 2)], "sum")
 
 
 def test_the_return_discounts_from_the_first_turn() -> None:
@@ -74,7 +111,7 @@ def test_zscore_ignores_shift_and_scale(rewards: list[float], shift: float, scal
 
 def test_two_turns_are_equations_5_and_6() -> None:
     intermediate, outcome, alpha = [0.7, 0.2, 0.0], [1.9, 0.3, 0.3], 0.25
-    advantages = turn_advantages([[r, 0.0] for r in intermediate], outcome, [[0, 1], [2, 3], [4, 5]], alpha=alpha)
+    advantages = mt_grpo([[r, 0.0] for r in intermediate], outcome, [[0, 1], [2, 3], [4, 5]], alpha)
     a_i, a_o = group_zscore(intermediate), group_zscore(outcome)
     assert np.asarray(advantages)[:, 0] == pytest.approx(a_i + alpha * a_o)
     assert np.asarray(advantages)[:, 1] == pytest.approx(a_o)
@@ -84,8 +121,7 @@ def test_two_turns_are_equations_5_and_6() -> None:
 def test_general_depth_is_equation_12_written_out(alpha: float) -> None:
     group = random_tree(3, branching=3, turns=4)
     rewards = random_rewards(4, group)
-    advantages = turn_advantages([r.intermediate_K for r in rewards], [r.outcome for r in rewards], group.node_L_K,
-                                 alpha=alpha)
+    advantages = mt_grpo([r.intermediate_K for r in rewards], [r.outcome for r in rewards], group.node_L_K, alpha)
     outcome = group_zscore([r.outcome for r in rewards])
     horizon = 4
     for leaf, nodes in enumerate(group.node_L_K):
@@ -102,22 +138,61 @@ def test_general_depth_is_equation_12_written_out(alpha: float) -> None:
 
 def test_a_branch_that_ends_early_is_compared_where_it_was_branched() -> None:
     # root -> turn 0 (ends), turn 1 -> turn 2: an answering action has R^I 0 and meets its sibling's 0.3
-    advantages = turn_advantages([[0.0], [0.3, 0.0]], [1.0, 0.0], [[0], [1, 2]])
+    advantages = mt_grpo([[0.0], [0.3, 0.0]], [1.0, 0.0], [[0], [1, 2]])
     assert advantages[0] == pytest.approx([-1 + 1], abs=1e-4)
     assert advantages[1] == pytest.approx([1 - 1, -1], abs=1e-4)
 
 
 def test_leaves_that_share_a_turn_must_agree_on_its_reward() -> None:
     with pytest.raises(ValueError, match="two intermediate rewards"):
-        turn_advantages([[0.1, 0.0], [0.2, 0.0]], [0.0, 1.0], [[0, 1], [0, 2]])
+        intermediate_advantages([[0.1, 0.0], [0.2, 0.0]], [[0, 1], [0, 2]])
 
 
 def test_trees_have_the_papers_number_of_leaves_and_two_turns_are_chains() -> None:
-    per_turn = estimator("group", "per_turn", group_size=6, tree_branching=3)
-    assert per_turn.branching(4) == (3, 3, 3, 1)
-    assert per_turn.branching(2) == (6, 1)  # G^(K-1) = G
-    assert estimator("group", "delayed", group_size=6).branching(3) == (6, 1, 1)
-    assert estimator("critic", "per_turn").branching(3) == (1, 1, 1)
+    training = TrainingConfig(group_size=6, tree_branching=3)
+    assert branching_of("tree", 4, training) == (3, 3, 3, 1)
+    assert branching_of("tree", 2, training) == (6, 1)  # G^(K-1) = G
+    assert branching_of("chains", 3, training) == (6, 1, 1)
+    assert branching_of("single", 3, training) == (1, 1, 1)
+    with pytest.raises(ValueError, match="unknown rollout 'bush'"):
+        branching_of("bush", 3, training)  # type: ignore[arg-type]
+
+
+def test_over_chains_only_first_turns_have_siblings() -> None:
+    """Per-turn credit over plain chains, for any K: later turns get the outcome's advantage alone."""
+    group = Group.of_chains([transcript(turn(3), turn(4), turn(5)), transcript(turn(6), turn(7), turn(8))])
+    rewards = [Given((0.3, 0.9, 0.0), 0.0), Given((0.0, 0.1, 0.0), 1.0)]
+    first, second = estimator("group", "per_turn", "chains").advantages(group, rewards)
+    assert first == pytest.approx([1 - 1, -1, -1], abs=1e-4)
+    assert second == pytest.approx([-1 + 1, 1, 1], abs=1e-4)
+
+
+@pytest.mark.parametrize("placement", ["terminal", "delayed"])
+def test_a_tree_goes_with_any_placement(placement: str) -> None:
+    """Trajectory groups over a tree: all leaves of the question are compared by their returns."""
+    tree = random_tree(5, 2, 3)
+    rewards = random_rewards(6, tree)
+    returns = [r.outcome + (sum(r.intermediate_K) if placement == "delayed" else 0) for r in rewards]
+    advantages = estimator("group", placement, "tree").advantages(tree, rewards)
+    for advantage_K, expected in zip(advantages, group_zscore(returns).tolist(), strict=True):
+        assert advantage_K == pytest.approx([expected] * 3)
+
+
+def test_rloo_by_hand() -> None:
+    assert leave_one_out([2.0, 0.0, 1.0]).tolist() == [1.5, -1.5, 0.0]
+    assert leave_one_out([7.0]).tolist() == [0.0]
+    group = Group.of_chains([transcript(turn(3), turn(4)), transcript(turn(5), turn(6))])
+    rewards = [Given((0.3, 0.0), 0.0), Given((0.0, 0.0), 0.2)]
+    assert estimator("rloo", "terminal").advantages(group, rewards) == [[-0.2, -0.2], [0.2, 0.2]]
+    assert np.allclose(estimator("rloo", "delayed").advantages(group, rewards), [[0.1, 0.1], [-0.1, -0.1]])
+
+
+@given(REWARDS)
+def test_rloo_is_the_deviation_from_the_mean_times_g_over_g_minus_1(rewards: list[float]) -> None:
+    if len(rewards) > 1:
+        scaled = (np.asarray(rewards) - np.mean(rewards)) * len(rewards) / (len(rewards) - 1)
+        assert leave_one_out(rewards) == pytest.approx(scaled, abs=1e-9)
+    assert leave_one_out(rewards).sum() == pytest.approx(0, abs=1e-9)
 
 
 def test_group_rewards_follow_their_placement() -> None:
@@ -134,7 +209,7 @@ def test_weights_sum_to_one_and_every_loss_token_has_credit(placement: str, aggr
     groups = [random_tree(s, 2, 4, early=0.3, question=str(s)) for s in range(3)]
     rewards = [random_rewards(s, g) for s, g in enumerate(groups)]
     rows = rows_of(groups)
-    count = sum(sum(row.loss_mask) for row in rows)
+    count = sum(int(row.loss_mask.sum()) for row in rows)
     assert count == sum(g.sampled_count for g in groups)
     credit = estimator("group", placement, loss_aggregation=aggregation).credit(
         groups, rewards, rows, old_logprob_N=torch.zeros(count))
@@ -147,8 +222,88 @@ def test_a_silent_group_is_counted_and_teaches_nothing() -> None:
     credit = estimator("group", "terminal").credit(
         [group], [[Given((0.0,), 1.0), Given((0.0,), 1.0)]], rows_of([group]), old_logprob_N=torch.zeros(2))
     assert credit.zero_std_groups == 1
-    assert not credit.positive_N.any()
-    assert not credit.negative_N.any()
+    assert not credit.advantage_N.any()
+    assert credit.shared_N is None
+
+
+# --- rows and masks ----------------------------------------------------------------------------------------------
+
+def test_a_shared_turn_is_trained_in_the_first_of_its_rows() -> None:
+    # leaf 0:  p p | s s | o | s        leaf 1:  p p | s s | o | s s s
+    # node:          0         1        node:          0         2
+    first = turn(3, 4, observed=(9,))
+    group = Group((transcript(first, turn(5)), transcript(first, turn(6, 7, 8))), ((0, 1), (0, 2)))
+    one, two = rows_of([group])
+    assert one.loss_mask.astype(int).tolist() == [0, 0, 1, 1, 0, 1]
+    assert two.loss_mask.astype(int).tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
+    assert one.turn_N.tolist() == [0, 0, 1]
+    assert two.turn_N.tolist() == [1, 1, 1]
+    assert one.transcript.turn_id.tolist() == [-1, -1, 0, 0, 0, 1]
+
+
+def test_each_token_gets_the_credit_of_its_own_turn() -> None:
+    # tokens:     p p | s s | o o | s        p p | s | s s
+    # advantage:        2 2         1             -2  -1 -1
+    chains = Group.of_chains([transcript(turn(3, 4, observed=(9, 9)), turn(5)), transcript(turn(6), turn(7, 8))])
+    rewards = [Given((0.3, 0.0), 1.0), Given((0.0, 0.0), -1.0)]
+    credit = estimator("group", "per_turn").credit([chains], [rewards], rows_of([chains]), old_logprob_N=torch.zeros(6))
+    assert credit.advantage_N.tolist() == pytest.approx([2, 2, 1, -2, -1, -1], abs=1e-4)
+    assert credit.weight_N.tolist() == pytest.approx([1 / 6] * 6)
+
+
+# --- what follows from the equations -----------------------------------------------------------------------------
+
+@given(st.integers(0, 10_000))
+def test_with_an_exact_critic_delayed_and_per_turn_rewards_have_the_same_advantages(seed: int) -> None:
+    """gamma = lambda = 1: what V already knows of earlier turns' rewards cancels what the delay adds.
+
+    Delayed, the value of a state includes the rewards already earned, which the exact critic knows.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = [int(n) for n in rng.integers(1, 4, 3)]
+    intermediate, outcome = [*rng.normal(size=2), 0.0], float(rng.normal())
+    ends = np.cumsum(lengths) - 1
+    future = torch.tensor(rng.normal(size=sum(lengths)))  # the expected reward to come: any numbers
+    earned = torch.tensor([sum(intermediate[k] for k in range(3) if ends[k] < t) for t in range(sum(lengths))])
+    ones = torch.ones(1, sum(lengths))
+    per_turn, _ = gae(place_on_tokens([place_on_turns("per_turn", intermediate, outcome)], [lengths]).double(),
+                      future[None], ones, gamma=1, lam=1)
+    delayed, _ = gae(place_on_tokens([place_on_turns("delayed", intermediate, outcome)], [lengths]).double(),
+                     (future + earned)[None], ones, gamma=1, lam=1)
+    assert torch.allclose(per_turn, delayed, atol=1e-5)
+
+
+def test_trajectory_groups_cannot_tell_which_turn_earned_the_reward() -> None:
+    """A group has no critic that could know earlier rewards: it sees a trajectory's total only."""
+    early, late = Given((0.3, 0.0, 0.0), 0.0), Given((0.0, 0.3, 0.0), 0.0)
+    group = Group.of_chains([transcript(turn(3), turn(4), turn(5)), transcript(turn(6), turn(7), turn(8))])
+    assert estimator("group", "delayed").advantages(group, [early, late]) == [[0, 0, 0], [0, 0, 0]]
+    per_turn = estimator("group", "per_turn").advantages(group, [early, late])
+    assert per_turn[0][0] > 0 > per_turn[1][0]
+
+
+@pytest.mark.parametrize("word", ["group", "critic"])
+def test_claim_19_an_outcome_only_episode_of_k_turns_is_one_turn(word: str) -> None:
+    """The same tokens in three turns and in one have the same advantages and the same gradient (Eq. 2 = Eq. 1)."""
+    # three turns:  p p | s s | s | s s        one turn:  p p | s s s s s
+    def credit_of(*turns: Turn):
+        group = Group.of_chains([transcript(*turns), transcript(turn(9, 9))])
+        rewards = [Given((0.0,) * len(turns), 1.0), Given((0.0,), 0.0)]
+        rows = rows_of([group])
+        return rows, estimator(word, "terminal").credit(
+            [group], [rewards], rows, old_logprob_N=torch.full((7,), -1.0), reference_logprob_N=torch.full((7,), -2.0),
+            value_N=torch.linspace(0, 1, 7))
+
+    def gradient(credit: TokenCredit) -> torch.Tensor:
+        logprob_N = torch.linspace(-1.5, -0.5, 7, requires_grad=True)
+        loss, _ = policy_loss(logprob_N, torch.full((7,), -1.0), credit.advantage_N, credit.weight_N, clip_epsilon=0.2)
+        loss.backward()
+        return logprob_N.grad
+
+    (many_rows, many), (one_row, one) = credit_of(turn(3, 4), turn(5), turn(6, 7)), credit_of(turn(3, 4, 5, 6, 7))
+    assert [row.transcript.ids for row in many_rows] == [row.transcript.ids for row in one_row]
+    assert torch.equal(many.advantage_N, one.advantage_N)
+    assert torch.equal(gradient(many), gradient(one))
 
 
 # --- critic ------------------------------------------------------------------------------------------------------
@@ -209,22 +364,31 @@ def test_the_kl_penalty_is_a_token_reward() -> None:
     assert credit.return_N.tolist() == pytest.approx([1 - 0.1 * 2, 1.0])
 
 
-def test_the_critic_family_refuses_trees() -> None:
+def test_an_estimator_refuses_a_rollout_that_it_cannot_use() -> None:
+    with pytest.raises(ConfigError, match="takes chains, not trees"):
+        estimator("critic", "per_turn", "tree")
+    for word in ("group", "rloo"):
+        with pytest.raises(ConfigError, match="compares the episodes of a question"):
+            estimator(word, "terminal", "single")
+    with pytest.raises(ValidationError, match="estimator 'rloo' takes terminal, delayed"):
+        estimator("rloo", "per_turn")
+    with pytest.raises(ValidationError, match="no such estimator; did you mean 'critic'"):
+        estimator("critik", "per_turn")
     tree = random_tree(0, 2, 3)
     with pytest.raises(ValueError, match="chains, not trees"):
         estimator("critic", "per_turn").credit([tree], [random_rewards(0, tree)], rows_of([tree]),
                                                old_logprob_N=torch.zeros(9), value_N=torch.zeros(9))
 
 
-@pytest.mark.parametrize("kind", ["group", "critic"])
-@pytest.mark.parametrize("placement", ["terminal", "delayed", "per_turn"])
-def test_inputs_are_never_changed(kind: str, placement: str) -> None:
-    groups = [random_tree(1, 1 if kind == "critic" else 2, 3)]
+@pytest.mark.parametrize(("word", "placement"), [
+    (word, placement) for word, placements in ESTIMATORS.items() for placement in placements])
+def test_inputs_are_never_changed(word: str, placement: str) -> None:
+    groups = [random_tree(1, 1 if word == "critic" else 2, 3)]
     rewards = [random_rewards(2, groups[0])]
     rows = rows_of(groups)
-    count = sum(sum(row.loss_mask) for row in rows)
+    count = sum(int(row.loss_mask.sum()) for row in rows)
     tensors = {name: torch.randn(count) for name in ("old_logprob_N", "reference_logprob_N", "value_N")}
     before = copy.deepcopy((groups, rewards, rows, tensors))
-    estimator(kind, placement).credit(groups, rewards, rows, **tensors)
+    estimator(word, placement).credit(groups, rewards, rows, **tensors)
     assert (groups, rewards, rows) == before[:3]
     assert all(torch.equal(tensors[name], before[3][name]) for name in tensors)

@@ -134,9 +134,9 @@ def test_every_name_in_a_page_is_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("reference", [
-    "bench.costs", "credit.gae.gea", "credit.goe.gae", "credit.group.group_zscore.x", "config.training.lambda", "config.trainig.steps",
-    "config.algorithms.PPO", "tests/unit/test_credit.py::test_nothing", "tests/unit/test_credits.py::test_x",
-    "docs/MAP.md", "fig2_training_dynamics"])
+    "bench.costs", "credit.gae.gea", "credit.goe.gae", "credit.grpo.group_zscore.x", "config.training.lambda",
+    "config.trainig.steps", "config.algorithms.PPO", "tests/unit/test_credit.py::test_nothing",
+    "tests/unit/test_credits.py::test_x", "docs/MAP.md", "fig2_training_dynamics"])
 def test_a_wrong_name_would_be_noticed(reference: str) -> None:
     assert fault(reference)
 

@@ -88,9 +88,9 @@ def test_a_transcript_is_prompt_sampled_and_environment_ids_with_masks_by_hand()
     assert "<information>Doc 1(Title: Kenya) Passage 0" in c.decode(observation)
     assert transcript.ids == list(prompt + sampled + observation + sampled)
     assert engine.contexts == [[prompt], [prompt + sampled + observation]]
-    assert transcript.loss_mask == (
+    assert transcript.loss_mask.tolist() == (
         [0] * len(prompt) + [1] * len(sampled) + [0] * len(observation) + [1] * len(sampled))
-    assert transcript.turn_id == (
+    assert transcript.turn_id.tolist() == (
         [-1] * len(prompt) + [0] * (len(sampled) + len(observation)) + [1] * len(sampled))
     assert transcript.stop is StopReason.TURN_LIMIT
     assert [turn.text for turn in transcript.turns] == [SEARCH, SEARCH]

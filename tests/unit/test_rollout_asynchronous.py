@@ -81,7 +81,7 @@ def test_the_groups_are_those_of_the_batched_rollout(branching: tuple[int, ...],
     for left, right in zip(batched, paced, strict=True):
         assert left.node_L_K == right.node_L_K
         for a, b in zip(left.transcripts, right.transcripts, strict=True):
-            assert (a.ids, a.loss_mask, a.stop) == (b.ids, b.loss_mask, b.stop)
+            assert (a.ids, a.loss_mask.tolist(), a.stop) == (b.ids, b.loss_mask.tolist(), b.stop)
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)  # rounding of another batch
 
 

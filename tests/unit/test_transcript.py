@@ -8,8 +8,8 @@ def test_every_mask_is_as_drawn() -> None:
     #            prompt | turn 0      obs    | turn 1
     episode = transcript(turn(5, 6, 7, observed=(8, 9)), turn(10, 11))
     assert episode.ids == [1, 2, 5, 6, 7, 8, 9, 10, 11]
-    assert episode.loss_mask == [0, 0, 1, 1, 1, 0, 0, 1, 1]
-    assert episode.turn_id == [-1, -1, 0, 0, 0, 0, 0, 1, 1]
+    assert episode.loss_mask.tolist() == [0, 0, 1, 1, 1, 0, 0, 1, 1]
+    assert episode.turn_id.tolist() == [-1, -1, 0, 0, 0, 0, 0, 1, 1]
     assert episode.logprobs == [0, 0, -1, -1, -1, 0, 0, -1, -1]
     assert episode.sampled_count == 5
 

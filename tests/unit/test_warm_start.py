@@ -18,7 +18,7 @@ from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.task import TaskConfig
-from turncredit.credit import Row
+from turncredit.credit.rows import Row
 from turncredit.errors import CheckpointError, DataError, NonFiniteError
 from turncredit.miniature import warm_start
 from turncredit.miniature.warm_start import demonstration_rows, imitate, make_base, make_clean, make_tokenizer, render
@@ -129,8 +129,8 @@ def test_a_row_is_the_rollout_of_an_agent_that_says_the_same(stage: Stage, task:
                          branching=(1,) * task.max_turns, seed_of=None, temperature=1.0)
         played, row = group.transcripts[0], render(demonstration, stage.codec)
         assert row.transcript.ids == played.ids
-        assert row.loss_mask == played.loss_mask
-        assert row.transcript.turn_id == played.turn_id
+        assert row.loss_mask.tolist() == played.loss_mask.tolist()
+        assert row.transcript.turn_id.tolist() == played.turn_id.tolist()
         assert row.transcript.stop == played.stop
 
 

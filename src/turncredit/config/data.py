@@ -6,12 +6,12 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from turncredit.config.base import Closed, optional
+from turncredit.config.base import StrictModel, optional
 
 Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]
 
 
-class WorldConfig(Closed):
+class WorldConfig(StrictModel):
     """The mini world: real country facts as passages and questions."""
 
     seed: int = 0
@@ -30,7 +30,7 @@ class WorldConfig(Closed):
         return self
 
 
-class QuestionsConfig(Closed):
+class QuestionsConfig(StrictModel):
     """Real question sets, by their names in ``config/sources.yaml``."""
 
     seed: int = 0  # of the choice of questions, where a limit leaves some out
@@ -49,7 +49,7 @@ class QuestionsConfig(Closed):
         return self
 
 
-class PolicyConfig(Closed):
+class PolicyConfig(StrictModel):
     """The base policy: a small Qwen2 made here, or any path or hub id that transformers loads."""
 
     path_or_id: str | None = None
@@ -67,7 +67,7 @@ Flaw = Literal["no_search", "wrong_query", "repeated_search", "broken_tags"]
 FLAWS: tuple[Flaw, ...] = get_args(Flaw)
 
 
-class WarmStartConfig(Closed):
+class WarmStartConfig(StrictModel):
     """Supervised start: skills from clean demonstrations, then habits from flawed ones."""
 
     seed: int = 0

@@ -13,32 +13,34 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from turncredit.config.algorithm import Algorithm, Content, Placement
-from turncredit.config.base import Closed, explain, optional, read_mapping
+from turncredit.config.algorithm import Algorithm, Content, Rollout
+from turncredit.config.base import StrictModel, explain, optional, read_mapping
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
 from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
 from turncredit.config.training import TrainingConfig
+from turncredit.credit.registry import Placement
 from turncredit.errors import ConfigError, nearest
 from turncredit.files import json_sha256
 
-SHARED = frozenset({"algorithms", "models", "sources"})  # files of config/ that are no scale
+SHARED_FILES = frozenset({"algorithms", "models", "sources"})  # files of config/ that are not scales
 
-# How a run is made, and not what it computes: outside its digest.
-HOW = frozenset({"device", "threads", "engine", "launch"})
+# How a run is executed, not what it computes: these keys are not part of its hash.
+RUNTIME_KEYS = frozenset({"device", "threads", "engine", "launch"})
 
 
-class ArmOverrides(Closed):
+class ArmOverrides(StrictModel):
     """What an arm of an experiment changes beside its algorithm."""
 
     placement: Placement | None = None
     content: Content | None = None
+    rollout: Rollout | None = None
     max_turns: int | None = Field(None, ge=1)
     search_cost: float | None = Field(None, ge=0)
 
 
-class Arm(Closed):
+class Arm(StrictModel):
     """An arm: an algorithm of the grid with declared overrides, or another experiment's arm.
 
     ``same_as`` ("experiment/arm") reuses the runs of an identical arm instead of training it twice.
@@ -49,7 +51,7 @@ class Arm(Closed):
     same_as: str | None = None
 
 
-class Experiment(Closed):
+class Experiment(StrictModel):
     """Arms that are compared with one another, at equal budgets."""
 
     task: TaskConfig
@@ -63,7 +65,7 @@ class Experiment(Closed):
     arms: dict[str, Arm]
 
 
-class CheckpointConfig(Closed):
+class CheckpointConfig(StrictModel):
     """A policy that others trained: evaluated like an arm, in the task of one experiment, and never trained here."""
 
     path_or_id: str
@@ -72,7 +74,7 @@ class CheckpointConfig(Closed):
     label: str  # its row in Table 2
 
 
-class Scale(Closed):
+class Scale(StrictModel):
     """Everything that a scale fixes; one file ``config/<name>.yaml``.
 
     Its questions come from a ``world`` that is made here or from real sets (``questions``): exactly one of them.
@@ -218,7 +220,7 @@ class Scale(Closed):
         overrides = found.arms[arm].overrides
         algorithm = self.algorithms[found.arms[arm].algorithm]
         algorithm = algorithm.model_copy(
-            update={k: v for k in ("placement", "content") if (v := getattr(overrides, k)) is not None})
+            update={k: v for k in ("placement", "content", "rollout") if (v := getattr(overrides, k)) is not None})
         task = found.task if overrides.max_turns is None else found.task.model_copy(
             update={"max_turns": overrides.max_turns})
         rewards: SearchRewards | ToolRewards = self.search_rewards if task.name == "search" else self.tool_rewards
@@ -239,13 +241,13 @@ class Scale(Closed):
             return experiment, arm
         other_experiment, _, other_arm = same_as.partition("/")
         mine, other = self.run(experiment, arm, 0), self.run(other_experiment, other_arm, 0)
-        if mine.science() != other.science():
+        if mine.settings() != other.settings():
             raise ConfigError(f"experiments.{experiment}.arms.{arm}.same_as: {same_as} differs in its settings",
                               "remove same_as, or make the two arms equal")
         return other_experiment, other_arm
 
 
-class RunConfig(Closed):
+class RunConfig(StrictModel):
     """One training run, completely; its hash stands in the manifest and in every checkpoint."""
 
     scale: str
@@ -264,18 +266,18 @@ class RunConfig(Closed):
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
 
-    def science(self) -> dict[str, Any]:
-        """What decides the result, names and seed aside."""
-        return self.model_dump(mode="json", exclude={"experiment", "arm", "seed", *HOW})
+    def settings(self) -> dict[str, Any]:
+        """The hashed fields without experiment, arm and seed: equal for arms that may share runs."""
+        return self.hashed_fields(exclude={"experiment", "arm", "seed", *RUNTIME_KEYS})
 
     def digest(self) -> str:
-        """sha256 of the run's science, names and seed (hex)."""
-        return json_sha256(self.model_dump(mode="json", exclude=set(HOW)))
+        """sha256 (hex) of the hashed fields, experiment, arm and seed included."""
+        return json_sha256(self.hashed_fields(exclude=RUNTIME_KEYS))
 
 
 def scale_names(config_dir: Path = Path("config")) -> list[str]:
     """The scales of a folder: its YAML files, but for those that every scale shares."""
-    return sorted(path.stem for path in config_dir.glob("*.yaml") if path.stem not in SHARED)
+    return sorted(path.stem for path in config_dir.glob("*.yaml") if path.stem not in SHARED_FILES)
 
 
 def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from turncredit.config.base import Closed, optional
+from turncredit.config.base import StrictModel, optional
 
 
-class FaissConfig(Closed):
+class FaissConfig(StrictModel):
     """A dense retriever: passages as vectors of one encoder in one FAISS index, inner product."""
 
     encoder: str = "intfloat/e5-base-v2"  # a folder, a hub id or a name in config/sources.yaml
@@ -36,7 +36,7 @@ class FaissConfig(Closed):
     ef_search: int = Field(128, ge=1)  # hnsw: candidates of a query
 
 
-class ServerConfig(Closed):
+class ServerConfig(StrictModel):
     """How a retrieval server is run; none of it changes an answer."""
 
     host: str = Field("loopback", min_length=1)  # where it listens: loopback, hostname (its machine's), or a name
@@ -53,7 +53,7 @@ class ServerConfig(Closed):
     runtime: int = Field(1440, ge=1)  # minutes
 
 
-class RetrieverConfig(Closed):
+class RetrieverConfig(StrictModel):
     """What answers /retrieve: Lucene BM25, or a dense encoder with a FAISS index."""
 
     kind: Literal["lucene", "faiss"] = "lucene"

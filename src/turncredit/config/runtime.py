@@ -10,12 +10,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 
 Offload = Literal["parameters", "optimizer", "reference", "critic"]
 
 
-class EngineConfig(Closed):
+class EngineConfig(StrictModel):
     """What samples the turns: transformers in the training process, or vLLM beside it or on GPUs of its own."""
 
     kind: Literal["hf", "vllm"] = "hf"
@@ -35,7 +35,7 @@ class EngineConfig(Closed):
         return self
 
 
-class LaunchConfig(Closed):
+class LaunchConfig(StrictModel):
     """The processes of one training run, one a GPU, and what keeps them within memory."""
 
     nodes: int = Field(1, ge=1)

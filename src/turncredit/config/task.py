@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 
 
-class SearchRewards(Closed):
+class SearchRewards(StrictModel):
     """Values of the search rewards (paper section 5.2); which of them count is ``content``."""
 
     correct: float = 1.0  # R^O: exact match and format right
@@ -21,7 +21,7 @@ class SearchRewards(Closed):
     search_cost: float = Field(0.1, ge=0)  # lambda_s: cost of each search so far, every turn
 
 
-class ToolRewards(Closed):
+class ToolRewards(StrictModel):
     """Values of the six reward functions of the two-turn study (paper appendix E.2)."""
 
     tool_execution: float = 0.2
@@ -32,7 +32,7 @@ class ToolRewards(Closed):
     xml_tags: float = 0.2
 
 
-class TaskConfig(Closed):
+class TaskConfig(StrictModel):
     """The protocol of an episode."""
 
     name: Literal["search", "tool_search"]

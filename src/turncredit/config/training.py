@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from turncredit.config.base import Closed, optional
+from turncredit.config.base import StrictModel, optional
 
 
-class TrainingConfig(Closed):
+class TrainingConfig(StrictModel):
     """One training run; the same for every arm of an experiment (equal budgets)."""
 
     steps: int = Field(60, ge=1)

@@ -1,11 +1,16 @@
-"""Turn-level credit assignment: per-turn rewards in, per-token credit out.
+"""Turn-level credit assignment: per-turn rewards in, per-token advantages out. Pure; an algorithm a file.
 
-An algorithm is an estimator (``group`` baseline or ``critic``) with a reward placement (``terminal``,
-``delayed``, ``per_turn``). The trainer knows neither: it asks an ``Estimator`` for the credit of
-every sampled token.
+========================  ==========================  =========================================
+equation                  function                    algorithm
+========================  ==========================  =========================================
+Eq. 2, 9                  ``placement``               where rewards are placed: M1, M2, M3
+Eq. 4                     ``grpo.group_zscore``       GRPO-OR (terminal), GRPO-MR (delayed)
+Eq. 5-6, 12               ``mt_grpo.turn_advantages`` MT-GRPO (per turn)
+Eq. 10                    ``mt_grpo.intermediate_advantages``
+Eq. 11                    ``mt_grpo.outcome_advantages``
+Eq. 8                     ``gae.gae``                 PPO-OR, PPO-MR, MT-PPO
+Eq. 1, 3, 7               ``turncredit.losses``       the clipped surrogate of all of them
+========================  ==========================  =========================================
+
+``registry`` lists the estimators. A new one is a file here and a line there: CONTRIBUTING.md adds RLOO.
 """
-
-from turncredit.credit.estimators import CriticEstimator, Estimator, GroupEstimator, TokenCredit, make_estimator
-from turncredit.credit.rows import Row, rows_of
-
-__all__ = ["CriticEstimator", "Estimator", "GroupEstimator", "Row", "TokenCredit", "make_estimator", "rows_of"]

@@ -1,9 +1,12 @@
-"""Leaves as training rows, each shared turn trained once."""
+"""Training rows: the leaves of trees and chains, each sampled turn trained once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turncredit.types import Group, Transcript
 
@@ -14,22 +17,26 @@ class Row:
 
     Attributes:
         transcript: the leaf.
-        owned_K: for each turn, whether this row trains it; a turn that several leaves share is owned
-            by the first of them, and is only context in the others.
-        leaf: (group, leaf) indexes.
+        owned_K: for each turn, whether this row trains it. A turn that several leaves share is owned by
+            the first of them and is only context in the others.
+        group, leaf: where the leaf stands in the batch.
     """
 
     transcript: Transcript
     owned_K: tuple[bool, ...]
-    leaf: tuple[int, int]
+    group: int
+    leaf: int
 
     @property
-    def loss_mask(self) -> list[int]:
-        """1 on sampled tokens of owned turns."""
-        mask = [0] * len(self.transcript.prompt_ids)
-        for turn, owned in zip(self.transcript.turns, self.owned_K, strict=True):
-            mask += [int(owned)] * len(turn.sampled_ids) + [0] * len(turn.observation_ids)
-        return mask
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """``loss_mask_T``: the transcript's mask, on owned turns only."""
+        owned_T = np.array([*self.owned_K, False])[self.transcript.turn_id]  # turn -1, the prompt, is never owned
+        return self.transcript.loss_mask & owned_T
+
+    @property
+    def turn_N(self) -> NDArray[np.int64]:
+        """The turn of each loss token, which is the turn that gets its credit."""
+        return self.transcript.turn_id[self.loss_mask]
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
@@ -38,6 +45,6 @@ def rows_of(groups: Sequence[Group]) -> list[Row]:
     for g, group in enumerate(groups):
         seen: set[int] = set()
         for leaf, (transcript, node_K) in enumerate(zip(group.transcripts, group.node_L_K, strict=True)):
-            rows.append(Row(transcript, tuple(node not in seen for node in node_K), (g, leaf)))
+            rows.append(Row(transcript, tuple(node not in seen for node in node_K), g, leaf))
             seen |= set(node_K)
     return rows

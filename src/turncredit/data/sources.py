@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
-from turncredit.config.base import Closed, explain, read_mapping
+from turncredit.config.base import StrictModel, explain, read_mapping
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.miniature.questions import Split
@@ -30,14 +30,14 @@ Md5 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
-class Part(Closed):
+class Part(StrictModel):
     """One of the files that a larger file was cut into; its name is added to the source's address."""
 
     size: int = Field(ge=1)  # bytes
     sha256: Sha256
 
 
-class Inside(Closed):
+class Inside(StrictModel):
     """The one file inside an archive."""
 
     rows: int = Field(ge=1)
@@ -45,7 +45,7 @@ class Inside(Closed):
     sha256: Sha256 | None = None
 
 
-class File(Closed):
+class File(StrictModel):
     """One file of a source, by its name under the source's folder.
 
     ``sha256: null`` means that it is not known from here: the hub's own is asked for, and what was
@@ -68,7 +68,7 @@ class File(Closed):
         return self
 
 
-class Source(Closed):
+class Source(StrictModel):
     """Something that is downloaded."""
 
     title: str
@@ -106,7 +106,7 @@ class Source(Closed):
         return sum(file.size or file.about or 0 for file in self.files.values())
 
 
-class Registry(Closed):
+class Registry(StrictModel):
     """Everything that can be downloaded, where it goes, and where to look first."""
 
     downloads: str = "downloads"  # the folder; relative to the clone

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from turncredit.config.base import Closed, explain, read_mapping
+from turncredit.config.base import StrictModel, explain, read_mapping
 from turncredit.errors import ConfigError, nearest
 
 SITE = Path("profiles/slurm/site.yaml")
@@ -59,7 +59,7 @@ class Amount:
         return f"({''.join(cases)}{self.otherwise})" if cases else self.otherwise
 
 
-class Needs(Closed):
+class Needs(StrictModel):
     """What a job of one rule asks for; null: what every job asks for.
 
     Attributes:
@@ -81,7 +81,7 @@ class Needs(Closed):
         return self.model_copy(update={key: need for key in other.model_fields_set if (need := getattr(other, key))})
 
 
-class Site(Closed):
+class Site(StrictModel):
     """One cluster's ways; ``profiles/slurm/site.example.yaml`` tells each key."""
 
     account: Word | None = None

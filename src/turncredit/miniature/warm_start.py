@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.task import TaskConfig
-from turncredit.credit import Row
+from turncredit.credit.rows import Row
 from turncredit.errors import DataError
 from turncredit.files import atomic_folder
 from turncredit.miniature.build import checked
@@ -205,7 +205,7 @@ def render(demonstration: Demonstration, codec: Codec) -> Row:
         turns.append(Turn(said, ids, (0.0,) * len(ids), TurnStop.TAG, seen, seen_ids))
     prompt_ids = codec.encode_prompt(demonstration.prompt)
     transcript = Transcript(demonstration.question_id, prompt_ids, tuple(turns), demonstration.stop)
-    return Row(transcript, (True,) * len(turns), (0, 0))
+    return Row(transcript, (True,) * len(turns), group=0, leaf=0)
 
 
 def _steps(rows: Iterator[list[Row]], config: WarmStartConfig) -> Iterator[list[MicroBatch]]:

@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from turncredit.config.base import Closed, explain, read_mapping
+from turncredit.config.base import StrictModel, explain, read_mapping
 from turncredit.config.data import PolicyConfig
 from turncredit.errors import ConfigError, DataError, nearest
 
 MODELS = "models.yaml"
 
 
-class Gpu(Closed):
+class Gpu(StrictModel):
     """One GPU, by its data sheet."""
 
     memory_gib: float = Field(gt=0)
@@ -23,7 +23,7 @@ class Gpu(Closed):
     memory_gb_s: float = Field(gt=0)
 
 
-class Assumptions(Closed):
+class Assumptions(StrictModel):
     """What a plan takes for granted; the file says where each comes from."""
 
     computing_share: float = Field(gt=0, le=1)
@@ -36,7 +36,7 @@ class Assumptions(Closed):
     observation_share: float = Field(ge=0, le=1)
 
 
-class Catalogue(Closed):
+class Catalogue(StrictModel):
     """The whole file."""
 
     models: dict[str, dict[str, Any]]

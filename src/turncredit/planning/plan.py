@@ -8,7 +8,7 @@ from pathlib import Path
 
 from turncredit.config.base import read_mapping
 from turncredit.config.load import RunConfig, Scale
-from turncredit.credit import make_estimator
+from turncredit.credit.base import make_estimator
 from turncredit.data.sources import Registry, load_registry
 from turncredit.errors import ConfigError
 from turncredit.planning.activations import update_peak
@@ -28,6 +28,7 @@ from turncredit.planning.memory import (
     memory,
 )
 from turncredit.planning.workload import Hours, Speed, Workload, hours, workload
+from turncredit.rollout.branching import branching_of
 
 _MORE = "launch.processes: more of them, with an FSDP file in launch.accelerate"
 REMEDIES = {
@@ -134,7 +135,7 @@ def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, c
     critic, reference = estimator.uses_critic, run.training.kl_coefficient > 0
     layout = _layout(run, config_dir)
     sharded = layout in ("FSDP", "DEEPSPEED")
-    branching = estimator.branching(run.task.max_turns)
+    branching = branching_of(run.algorithm.rollout, run.task.max_turns, run.training)
     load = workload(run, branching, pool, catalogue.assumptions)
     gpu = None if run.launch.gpu is None else catalogue.gpu(run.launch.gpu)
     rows = max(1, run.training.micro_batch_tokens // run.task.max_context_tokens)

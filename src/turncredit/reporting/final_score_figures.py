@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from turncredit.config.algorithm import Content, Placement
+from turncredit.config.algorithm import Content
+from turncredit.credit.registry import Placement
 from turncredit.reporting import statistics, style
 from turncredit.reporting.curve_figures import provenance
 from turncredit.reporting.scores import Results

@@ -18,9 +18,9 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config.load import HOW, RunConfig, Scale
+from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
-from turncredit.files import atomic, json_sha256, write_text
+from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.schema import (
     EVALUATION,
@@ -251,17 +251,16 @@ def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, r
     raw = manifest.get("config")
     if not isinstance(raw, dict):
         raise DataError(f"{where}: holds no 'config'", remedy)
-    written = {k: v for k, v in raw.items() if k not in HOW}
-    if json_sha256(written) != manifest.get("config_sha256"):
-        raise DataError(f"{where}: config_sha256 is not the hash of its config", remedy)
     try:
         config = RunConfig.model_validate(raw)  # a key that is newer than the run takes its default
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", remedy) from error
+    if config.digest() != manifest.get("config_sha256"):
+        raise DataError(f"{where}: config_sha256 is not the hash of its config", remedy)
     if scale is not None:
-        now, then = (c.model_dump(mode="json", exclude=set(HOW))
+        now, then = (c.model_dump(mode="json", exclude=set(RUNTIME_KEYS))
                      for c in (scale.run(config.experiment, config.arm, config.seed), config))
         if changed := _changed(then, now):
             raise DataError(f"{where}: made with {changed[0]}",

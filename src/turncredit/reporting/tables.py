@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from turncredit.config.algorithm import Algorithm, Content, Placement
+from turncredit.config.algorithm import Algorithm, Content
 from turncredit.config.load import Scale
 from turncredit.config.task import SearchRewards
+from turncredit.credit.registry import Placement
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting import statistics
 from turncredit.reporting.claims import collapsed
@@ -66,7 +67,7 @@ def _table1(results: Results, reported: Reported) -> Table:
 def granularity(algorithm: Algorithm) -> tuple[str, str]:
     """What one reward and one advantage of an algorithm belong to.
 
-    >>> granularity(Algorithm(estimator="group", placement="per_turn", content="full"))
+    >>> granularity(Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree"))
     ('turn', 'turn')
     """
     reward = "turn" if algorithm.placement == "per_turn" else "trajectory"

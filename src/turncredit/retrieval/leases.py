@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import write_text
@@ -31,7 +31,7 @@ from turncredit.files import write_text
 _BEATS = 9  # signs of life of a user in the time after which it counts as gone
 
 
-class Address(Closed):
+class Address(StrictModel):
     """A running server: base URL, process, and identity of the index that it serves."""
 
     url: str

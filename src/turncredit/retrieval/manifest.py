@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.errors import ConfigError, DataError
 from turncredit.retrieval.sizes import Needs
@@ -22,7 +22,7 @@ _OF_INDEX = {"flat": frozenset[str](), "ivfpq": frozenset({"lists", "code_bytes"
              "hnsw": frozenset({"links", "ef_construction"})}
 
 
-class LuceneManifest(Closed):
+class LuceneManifest(StrictModel):
     """A BM25 index."""
 
     kind: Literal["lucene"] = "lucene"
@@ -53,7 +53,7 @@ class LuceneManifest(Closed):
         return self.index_sha256
 
 
-class FaissManifest(Closed):
+class FaissManifest(StrictModel):
     """An index of vectors.
 
     Attributes:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, ValidationError
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 from turncredit.errors import DataError
 from turncredit.files import atomic_folder
 from turncredit.retrieval.corpus import Passage, parse_passage
@@ -20,7 +20,7 @@ from turncredit.retrieval.corpus import Passage, parse_passage
 _REBUILD = "build it again: snakemake index"
 
 
-class TableManifest(Closed):
+class TableManifest(StrictModel):
     """``passages.json``.
 
     Attributes:

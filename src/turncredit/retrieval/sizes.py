@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 from turncredit.config.retriever import FaissConfig
 
 BLOCK_ROWS = 65_536  # vectors that are read, converted or compared at once
@@ -12,7 +12,7 @@ _ID = 8  # bytes of a row's number in an inverted list
 _LINK = 4  # bytes of a link of HNSW
 
 
-class Needs(Closed):
+class Needs(StrictModel):
     """Bytes.
 
     Attributes:

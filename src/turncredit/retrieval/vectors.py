@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from turncredit.config.base import Closed
+from turncredit.config.base import StrictModel
 from turncredit.errors import DataError
 
 _FLAT_HEADER = struct.Struct("<4siqqq?iQ")  # word, D, N, two unused, trained, metric, numbers that follow
 
 
-class ShardManifest(Closed):
+class ShardManifest(StrictModel):
     """Beside a shard's vectors, written after them.
 
     Attributes:

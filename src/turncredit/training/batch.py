@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turncredit.credit import Row
+from turncredit.credit.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Batch:
     def of(cls, rows: Sequence[Row]) -> Batch:
         """The rows' tokens, masks as the transcripts carry them."""
         ids_R = tuple(np.array(row.transcript.ids) for row in rows)
-        loss_mask_R = tuple(np.array(row.loss_mask, dtype=bool) for row in rows)
+        loss_mask_R = tuple(row.loss_mask for row in rows)
         start_R = np.cumsum([0, *(int(mask.sum()) for mask in loss_mask_R)])
         old = [np.array(row.transcript.logprobs, dtype=np.float32)[mask]
                for row, mask in zip(rows, loss_mask_R, strict=True)]

@@ -24,11 +24,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from turncredit.config.runtime import LaunchConfig, Offload
 from turncredit.config.training import TrainingConfig
-from turncredit.credit import TokenCredit
+from turncredit.credit.base import TokenCredit
 from turncredit.distributed.layout import make_layout, share
 from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import NonFiniteError
-from turncredit.losses import entropy_loss, kl_k3, policy_loss, value_loss
+from turncredit.losses import entropy_loss, kl_k3, policy_loss, tree_policy_loss, value_loss
 from turncredit.policy.model import Critic, token_logprobs, token_values
 from turncredit.seeding import permutation
 from turncredit.training.batch import Batch, MicroBatch
@@ -157,7 +157,7 @@ class Learner:
             _set_learning_rate(self.critic_optimizer,
                                settings.critic_learning_rate * warm_up(step, settings.critic_warmup_steps))
         finite("the sampler's log-probabilities", batch.old_logprob_N)
-        finite("credit", credit.positive_N + credit.negative_N)
+        finite("the advantages", credit.advantage_N)
         reports = []
         with self.processes.waiting():
             for epoch in range(settings.inner_epochs):
@@ -180,18 +180,23 @@ class Learner:
         report = dict.fromkeys(("policy_loss", "entropy", "clip_fraction", "sampler_trainer_kl"), 0.0)
         with self._training(self.scorer, None, self.policy_optimizer):
             for place, (micro, counts) in enumerate(micros, start=1):
-                old_N, positive_N, negative_N, weight_N = (
-                    t[micro.flat_N.cpu()].to(self.accelerator.device)
-                    for t in (batch.old_logprob_N, credit.positive_N, credit.negative_N, credit.weight_N))
+                def here(value_N: Tensor, micro: MicroBatch = micro) -> Tensor:
+                    return value_N[micro.flat_N.cpu()].to(self.accelerator.device)
+
                 factor = scale if counts else 0.0
+                old_N, weight_N = here(batch.old_logprob_N), here(credit.weight_N) * factor
                 logprob_N, entropy_N = self._logprobs(self.scorer, micro)
-                surrogate, metrics = policy_loss(logprob_N, old_N, positive_N * factor, negative_N * factor,
-                                                 clip_epsilon=self.settings.clip_epsilon)
-                loss = surrogate
+                if credit.shared_N is None:
+                    loss, clipped = policy_loss(logprob_N, old_N, here(credit.advantage_N), weight_N,
+                                                clip_epsilon=self.settings.clip_epsilon)
+                else:
+                    positive_N, negative_N = (here(part_N) * factor for part_N in credit.shared_N)
+                    loss, clipped = tree_policy_loss(logprob_N, old_N, positive_N, negative_N,
+                                                     clip_epsilon=self.settings.clip_epsilon)
                 if reference_logprob_N is not None:
-                    reference_N = reference_logprob_N[micro.flat_N.cpu()].to(logprob_N)
-                    loss = loss + self.settings.kl_coefficient * kl_k3(logprob_N, reference_N, weight_N * factor)
-                negative_entropy = entropy_loss(entropy_N, weight_N * factor)
+                    reference_N = here(reference_logprob_N).to(logprob_N)
+                    loss = loss + self.settings.kl_coefficient * kl_k3(logprob_N, reference_N, weight_N)
+                negative_entropy = entropy_loss(entropy_N, weight_N)
                 if self.settings.entropy_coefficient:
                     loss = loss + self.settings.entropy_coefficient * negative_entropy
                 self.layout.backward(loss, last=place == len(micros))
@@ -199,7 +204,7 @@ class Learner:
                     with torch.no_grad():
                         report["policy_loss"] += loss.item()
                         report["entropy"] -= negative_entropy.item()
-                        report["clip_fraction"] += metrics["clipped"].item() / tokens
+                        report["clip_fraction"] += clipped.item() / tokens
                         drift = kl_k3(old_N, logprob_N, torch.ones_like(old_N)).item()
                         report["sampler_trainer_kl"] += max(0.0, drift) / tokens  # rounding may leave -1e-9
             report = self._total(report)
@@ -214,8 +219,8 @@ class Learner:
             for place, (micro, counts) in enumerate(micros, start=1):
                 old_N, target_N, weight_N = (t[micro.flat_N.cpu()].to(self.accelerator.device)
                                              for t in (old_value_N, return_N, credit.weight_N))
-                loss, _ = value_loss(self._values(critic, micro), old_N, target_N,
-                                     weight_N * (scale if counts else 0.0), value_clip=self.settings.value_clip)
+                loss = value_loss(self._values(critic, micro), old_N, target_N,
+                                  weight_N * (scale if counts else 0.0), value_clip=self.settings.value_clip)
                 self.layout.backward(loss, last=place == len(micros))
                 report["value_loss"] += loss.item() if counts else 0.0
             report = self._total(report)

@@ -20,11 +20,13 @@ from typing import Any
 from tqdm import tqdm
 
 from turncredit.config.load import RunConfig
-from turncredit.credit import Estimator, rows_of
+from turncredit.credit.base import Estimator
+from turncredit.credit.rows import rows_of
 from turncredit.distributed.processes import ALONE, Processes
 from turncredit.errors import Interrupted
 from turncredit.evaluation import Bench, Episode
 from turncredit.losses import kl_k3
+from turncredit.rollout.branching import branching_of
 from turncredit.seeding import START, Cursor, digest, draw
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
@@ -166,7 +168,7 @@ class Trainer:
                        budget=progress.budget or self._first_budget(episodes))
 
     def _first_budget(self, episodes: Sequence[Episode]) -> TokenBudget:
-        branching = self.estimator.branching(self.config.task.max_turns)
+        branching = branching_of(self.config.algorithm.rollout, self.config.task.max_turns, self.config.training)
         cost = tokens_per_question(branching, [episode.transcript for episode in episodes])
         return TokenBudget(self.config.training.tokens_per_step, cost)
 
@@ -180,7 +182,7 @@ class Trainer:
         """One training step; ``progress`` and the weights change together, after the update."""
         config, step, clock = self.config, progress.step, [time.perf_counter()]
         assert progress.budget is not None  # the validation before training has set it
-        branching = self.estimator.branching(config.task.max_turns)
+        branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
         count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
         chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
         questions = [self.pool[i] for i in chosen]

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from turncredit.credit import TokenCredit
+from turncredit.credit.base import TokenCredit
 from turncredit.evaluation import Episode
 from turncredit.files import atomic
 from turncredit.types import Group, StopReason

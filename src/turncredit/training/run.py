@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from turncredit.config.load import RunConfig
 from turncredit.config.retriever import RetrieverConfig
-from turncredit.credit import make_estimator
+from turncredit.credit.base import make_estimator
 from turncredit.data.questions import evaluation_ids, read_questions
 from turncredit.distributed.processes import Processes
 from turncredit.errors import DataError

@@ -1,0 +1,90 @@
+"""MT-GRPO: turns compared with the other turns from the same state. Eq. 5-6 and 10-12.
+
+What is compared: turns that were sampled from the same state, by their own R^I; and all trajectories
+of the question, by R^O. Siblings exist only where the rollout branched: at every turn of a tree, at
+the first turn of chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from turncredit.credit.base import GroupEstimator, TrajectoryRewards
+from turncredit.credit.grpo import group_zscore
+from turncredit.types import Group
+
+Std = Literal["population", "sample"]
+
+
+def intermediate_advantages(
+    intermediate_L_K: Sequence[Sequence[float]], node_L_K: Sequence[Sequence[int]], std: Std = "population"
+) -> dict[int, float]:
+    """Eq. 10: A^I of each turn, the z-score of its R^I among the turns sampled from the same state.
+
+    Args:
+        intermediate_L_K: ragged, R^I of each leaf's turns; equal where leaves share a turn.
+        node_L_K: ragged, the number of each leaf's turns in the tree (``types.Group.node_L_K``).
+        std: see ``group_zscore``.
+
+    Returns:
+        turn number -> A^I; 0 for a turn without siblings.
+
+    Raises:
+        ValueError: leaves that share a turn disagree on its reward.
+
+    >>> intermediate_advantages([[0.3, 0.0], [0.0, 0.0]], [[0, 1], [2, 3]])
+    {0: 0.999..., 2: -0.999..., 1: 0.0, 3: 0.0}
+    """
+    reward_of: dict[int, float] = {}
+    siblings: dict[int, list[int]] = {}  # state (the turn before, or -1) -> turns sampled from it
+    for intermediate_K, node_K in zip(intermediate_L_K, node_L_K, strict=True):
+        for state, node, reward in zip((-1, *node_K[:-1]), node_K, intermediate_K, strict=True):
+            if node not in reward_of:
+                siblings.setdefault(state, []).append(node)
+            if reward_of.setdefault(node, reward) != reward:
+                raise ValueError(f"turn {node} has two intermediate rewards, {reward_of[node]} and {reward}")
+    advantage_of: dict[int, float] = {}
+    for nodes in siblings.values():
+        advantage_G = group_zscore([reward_of[node] for node in nodes], std)
+        advantage_of |= dict(zip(nodes, advantage_G.tolist(), strict=True))
+    return advantage_of
+
+
+def outcome_advantages(outcome_L: Sequence[float], std: Std = "population") -> list[float]:
+    """Eq. 11: A^O of each leaf, the z-score of its R^O among all leaves of the question."""
+    advantages: list[float] = group_zscore(outcome_L, std).tolist()
+    return advantages
+
+
+def turn_advantages(intermediate_K: Sequence[float], outcome: float, alpha: float) -> list[float]:
+    """Eq. 12: the advantage of each turn of one trajectory; at K = 2 it is Eq. 5-6.
+
+    A_k = sum_{l=k}^{K-1} alpha^(l-k) A^I_l + alpha^(K-k) A^O, as the recursion A_k = A^I_k + alpha A_{k+1}
+    from A_K = A^I_K + A^O. The last turn of a full-length trajectory has no siblings, so its A^I is 0.
+
+    Args:
+        intermediate_K: A^I of each turn.
+        outcome: A^O of the trajectory.
+        alpha: weight of what comes later, in [0, 1].
+
+    >>> turn_advantages([1.0, 0.0], -1.0, alpha=0.5)
+    [0.5, -1.0]
+    """
+    *earlier, last = intermediate_K
+    advantages = [last + outcome]
+    for intermediate in reversed(earlier):
+        advantages.insert(0, intermediate + alpha * advantages[0])
+    return advantages
+
+
+class MTGRPO(GroupEstimator):
+    """The advantage of each turn from its siblings and from the outcome (Eq. 10-12)."""
+
+    def advantages(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]]:
+        """See ``GroupEstimator.advantages``."""
+        std, alpha = self.training.group_std, self.training.alpha
+        intermediate_of = intermediate_advantages([r.intermediate_K for r in rewards], group.node_L_K, std)
+        return [turn_advantages([intermediate_of[node] for node in node_K], outcome, alpha)
+                for node_K, outcome in zip(group.node_L_K, outcome_advantages([r.outcome for r in rewards], std),
+                                           strict=True)]

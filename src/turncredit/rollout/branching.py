@@ -1,0 +1,38 @@
+"""How many turns are sampled from each state: one chain, G chains or a tree."""
+
+from __future__ import annotations
+
+from turncredit.config.algorithm import Rollout
+from turncredit.config.training import TrainingConfig
+
+
+def branching_of(rollout: Rollout, max_turns: int, training: TrainingConfig) -> tuple[int, ...]:
+    """Turns sampled from each state, ``branching_K``, one number for each turn.
+
+    Args:
+        rollout: ``single``: one chain a question. ``chains``: ``group_size`` chains, which branch at the
+            first turn only. ``tree``: every turn but the last branches into ``tree_branching``
+            (appendix D). A tree of two turns branches at the first turn only, so it is ``group_size``
+            chains and costs what they cost.
+        max_turns: N_max.
+        training: ``group_size`` and ``tree_branching``.
+
+    Raises:
+        ValueError: unknown rollout.
+
+    >>> settings = TrainingConfig(group_size=8, tree_branching=3)
+    >>> [branching_of(rollout, 4, settings) for rollout in ("single", "chains", "tree")]
+    [(1, 1, 1, 1), (8, 1, 1, 1), (3, 3, 3, 1)]
+    """
+    later = (1,) * (max_turns - 1)
+    match rollout:
+        case "single":
+            return (1, *later)
+        case "chains":
+            return (training.group_size, *later)
+        case "tree":
+            if max_turns <= 2:
+                return (training.group_size, *later)
+            return (*[training.tree_branching] * (max_turns - 1), 1)
+        case _:
+            raise ValueError(f"unknown rollout {rollout!r}: use single, chains or tree")
