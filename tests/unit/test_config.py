@@ -77,8 +77,9 @@ def test_every_shipped_scale_parses_and_resolves_all_its_runs(name: str) -> None
     runs = [scale.run(experiment, arm, seed) for experiment, found in scale.experiments.items()
             for arm in found.arms for seed in range(scale.seeds)]
     assert len({run.digest() for run in runs}) == len(runs)
-    assert set(scale.algorithms) == {"GRPO-OR", "GRPO-MR", "MT-GRPO", "PPO-OR", "PPO-MR", "MT-PPO"}
-    assert set(scale.experiments["search"].arms) == set(scale.algorithms)
+    grid = {"GRPO-OR", "GRPO-MR", "MT-GRPO", "PPO-OR", "PPO-MR", "MT-PPO"}
+    assert set(scale.algorithms) == {*grid, "RLOO-OR"}
+    assert set(scale.experiments["search"].arms) == grid
     for run in runs:
         assert RunConfig.model_validate(run.model_dump(mode="json")) == run
 

@@ -43,7 +43,7 @@ def record(said: str = "x", label: str = "group") -> GroupRecord:
 def shown(found: GroupRecord) -> str:
     credits = all_credits(ALGORITHMS, TrainingConfig(), found.group(), {
         content: found.rewards(content) for content in ("outcome", "merged", "full")})
-    console = Console(width=160, record=True, file=io.StringIO())
+    console = Console(width=180, record=True, file=io.StringIO())
     console.print(group_view(found, credits, range(len(found.episodes))))
     return console.export_text()
 
@@ -73,7 +73,7 @@ def test_the_terminal_shows_turns_rewards_and_the_credit_under_every_algorithm()
     assert "facts facts-7 (training step 3)" in found
     assert "turn 1  x </search>" in found
     assert "<information> shilling </information>" in found
-    lines = [[cell.strip() for cell in re.split("[│┃]", line)] for line in found.splitlines() if re.search("[│┃]", line)]
+    lines = [[cell.strip() for cell in re.split("[│┃]", line)] for line in found.splitlines() if {*line} & {*"│┃"}]
     table = [dict(zip(lines[0], row, strict=True)) for row in lines[1:3]]
     assert [row["MT-GRPO"] for row in table] == ["2.00", "1.00"]
     assert [row["MT-PPO"] for row in table] == ["1.30", "1.00"]
@@ -85,7 +85,7 @@ def test_a_lone_episode_has_no_group_credit() -> None:
     lone = GroupRecord("evaluation", None, "right", "facts", "facts-7", {}, "p", 1, (episode((0, 1), 0.3, 1.0),))
     credits = all_credits(ALGORITHMS, TrainingConfig(), lone.group(), {
         content: lone.rewards(content) for content in ("outcome", "merged", "full")})
-    assert [name for name, found in credits.items() if found is None] == ["GRPO-OR", "GRPO-MR", "MT-GRPO"]
+    assert [name for name, found in credits.items() if found is None] == ["GRPO-OR", "GRPO-MR", "MT-GRPO", "RLOO-OR"]
     assert "final evaluation, right" in shown(lone)
 
 
@@ -110,8 +110,8 @@ def test_chromium_shows_it_with_coloured_tokens(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     (tmp_path / "page.html").write_text(page(HOSTILE), encoding="utf-8")
-    done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile",
-                           "--virtual-time-budget=2000", "--dump-dom", f"file://{tmp_path}/page.html"],
+    done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000",
+                           f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"file://{tmp_path}/page.html"],
                           capture_output=True, text=True, timeout=120, check=True)
     tokens = re.findall(r'<span class="t s" data-turn="(\d)" data-episode="(\d)"[^>]*title="([^"]*)" '
                         r'style="background: ([^"]*);"', done.stdout)
