@@ -1,7 +1,4 @@
-"""Errors that a user can act on, each with an exit code of its own.
-
-Every error says what is wrong, where, and what to do about it.
-"""
+"""Errors that the user can fix: each tells what is wrong, where, and what to do, and has an exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Iterable
 
 
 class TurncreditError(Exception):
-    """Base of all errors that are the user's to mend; the CLI prints it without a traceback.
+    """Base class of errors that the user can fix; the CLI prints them without a traceback.
 
     Args:
         message: what is wrong and where (file, key, value).
@@ -26,15 +23,15 @@ class TurncreditError(Exception):
 
 
 class ConfigError(TurncreditError):
-    """A configuration key or value that cannot be used."""
+    """A configuration key or value is invalid."""
 
 
 class DataError(TurncreditError):
-    """A data file that is missing, altered or malformed."""
+    """A data file is missing, changed or malformed, or cannot be written."""
 
 
 class RetrieverError(TurncreditError):
-    """The retrieval server cannot be reached or answered with an error. Never 'no results'."""
+    """The retrieval server cannot be reached or returned an error; an empty result is no error."""
 
     exit_code = 3
 
@@ -46,29 +43,29 @@ class NonFiniteError(TurncreditError):
 
 
 class RunLockedError(TurncreditError):
-    """Another process writes in this run directory."""
+    """Another process writes to this run's folder."""
 
     exit_code = 5
 
 
 class ProcessError(TurncreditError):
-    """Another process of this run failed, died or did not answer in time; the last checkpoint is kept."""
+    """Another process of this run failed, died or did not respond in time; the last checkpoint is kept."""
 
     exit_code = 6
 
 
 class CheckpointError(TurncreditError):
-    """No readable checkpoint where one must be."""
+    """A checkpoint is missing, damaged or does not fit the model."""
 
 
 class Interrupted(TurncreditError):
-    """SIGTERM or SIGUSR1 arrived: the state is saved, run the same command again to go on."""
+    """SIGTERM or SIGUSR1 arrived; the state is saved, and the same command resumes."""
 
-    exit_code = 75  # EX_TEMPFAIL: a workflow engine may retry
+    exit_code = 75  # EX_TEMPFAIL: the workflow may retry
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the known word nearest to ``name``, and all of them if none is near.
+    """Return a hint that names the known word closest to ``name``, or all known words if none is close.
 
     >>> nearest("lamda", ["gamma", "lambda"])
     "did you mean 'lambda'?"

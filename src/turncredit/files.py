@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all."""
+"""Atomic writing of files and folders, and their hashes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from turncredit.errors import DataError
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A temporary sibling of ``path`` that replaces it when the block ends without an error.
+    """Write a file atomically: yield a temporary sibling that replaces ``path`` if the block succeeds.
 
-    The parent folder is made. On any error the temporary file is removed and ``path`` is as before.
+    Parent folders are created. After an error the temporary file is removed and ``path`` is unchanged.
 
     Raises:
-        DataError: the disk is full or the place is not writable.
+        DataError: the disk is full or ``path`` is not writable.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,12 +41,12 @@ def atomic(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A new, empty folder that takes the place of ``folder`` when the block ends without an error.
+    """Write a folder atomically: yield a new, empty one that replaces ``folder`` if the block succeeds.
 
-    The parent folder is made. On any error ``folder`` is as before and nothing else is left.
+    Parent folders are created. After an error ``folder`` is unchanged and no temporary folder remains.
 
     Raises:
-        DataError: the disk is full or the place is not writable.
+        DataError: the disk is full or ``folder`` is not writable.
     """
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -63,13 +63,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` (UTF-8) to ``path``, whole or not at all."""
+    """Write ``text`` (UTF-8) to ``path`` atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def sha256(path: Path, remedy: str = "make it again with snakemake") -> str:
-    """Hex digest of a file's bytes; ``remedy`` says how to make one that is not there.
+    """Return the hex digest of a file's bytes; ``remedy`` tells the user how to make a missing file.
 
     Raises:
         DataError: the file is missing or unreadable.
@@ -82,12 +82,12 @@ def sha256(path: Path, remedy: str = "make it again with snakemake") -> str:
 
 
 def json_sha256(value: Any) -> str:
-    """Hex digest of a value as JSON, whatever the order of its keys."""
+    """Return the hex digest of a value as JSON; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def sync(path: Path) -> None:
-    """Ask the disk to hold a file or folder before it is renamed or relied on."""
+    """Flush a file or folder to disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -96,10 +96,10 @@ def sync(path: Path) -> None:
 
 
 def disk_error(error: BaseException) -> str | None:
-    """What the system said when a file could not be written, whatever library tells of it; None for another fault.
+    """Return the reason if ``error`` means that a file could not be written, else None.
 
-    safetensors and tokenizers raise errors of their own that end with the system's number, and
-    ``torch.save`` only notices that its file has not grown.
+    safetensors and tokenizers raise their own errors, which end with the system's error number.
+    ``torch.save`` only notices that its file is too short.
 
     >>> disk_error(Exception("No space left on device (os error 28)")), disk_error(ValueError("a fault"))
     ('No space left on device', None)
@@ -108,15 +108,15 @@ def disk_error(error: BaseException) -> str | None:
         return error.strerror or str(error)
     if numbered := re.search(r"\(os error (\d+)\)", str(error)):
         return os.strerror(int(numbered[1]))
-    return "the file was cut short" if "enforce fail at inline_container" in str(error) else None
+    return "the file is too short" if "enforce fail at inline_container" in str(error) else None
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what is raised inside, where it tells that the disk does not take ``path``, into an error that says so.
+    """Turn errors of writing ``path``, from any library, into a ``DataError``.
 
     Raises:
-        DataError: the disk is full or the place is not writable.
+        DataError: the disk is full or ``path`` is not writable.
     """
     try:
         yield
@@ -125,4 +125,4 @@ def writing(path: Path) -> Iterator[None]:
     except Exception as error:
         if (reason := disk_error(error)) is None:
             raise
-        raise DataError(f"{path}: cannot be written: {reason}", "free some space or choose another place") from error
+        raise DataError(f"{path}: cannot be written: {reason}", "free some space or choose another folder") from error

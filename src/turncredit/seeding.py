@@ -1,6 +1,6 @@
-"""Seeds and data order as pure functions: any sample can be drawn again alone, in any process.
+"""Seeds and data order as pure functions, so that any sample can be reproduced alone, in any process.
 
-Nothing here touches a global random state, and no digest depends on PYTHONHASHSEED.
+No function uses a global random state or depends on PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def digest(*parts: int | str) -> int:
-    """A 63-bit seed from the sha256 of the parts, type and order included.
+    """Return a 63-bit seed: a hash of the parts, their types and their order.
 
     >>> digest(0, 12, "facts-7", 3) == digest(0, 12, "facts-7", 3) != digest(0, 12, "facts-7", "3")
     True
@@ -23,7 +23,7 @@ def digest(*parts: int | str) -> int:
 
 
 def permutation(size: int, *parts: int | str) -> list[int]:
-    """A seeded order of 0 .. size - 1.
+    """Return a seeded permutation of 0 .. size - 1.
 
     >>> sorted(permutation(4, 0, "epoch", 1))
     [0, 1, 2, 3]
@@ -33,7 +33,7 @@ def permutation(size: int, *parts: int | str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where the data order stands: all its state."""
+    """Position in the data order; the order has no other state."""
 
     epoch: int = 0
     position: int = 0
@@ -43,13 +43,13 @@ START = Cursor()
 
 
 def draw(cursor: Cursor, count: int, pool_size: int, seed: int) -> tuple[list[int], Cursor]:
-    """The next ``count`` questions of the seeded order, and the cursor after them.
+    """Return the indices of the next ``count`` questions, and the cursor after them.
 
-    Every epoch is an order of its own. A batch never crosses an epoch's end, so it never holds a
-    question twice; an end too short for the batch is left out.
+    Every epoch has its own permutation. A batch never crosses the end of an epoch, so it never
+    contains a question twice; remaining questions that are too few for a batch are skipped.
 
     Args:
-        cursor: where the order stands.
+        cursor: position before the batch.
         count: number of questions, 1 to ``pool_size``.
         pool_size: number of questions of an epoch.
         seed: the run's seed.
@@ -58,7 +58,7 @@ def draw(cursor: Cursor, count: int, pool_size: int, seed: int) -> tuple[list[in
     Cursor(epoch=1, position=2)
     """
     if not 1 <= count <= pool_size:
-        raise ValueError(f"{count} questions asked of a pool of {pool_size}")
+        raise ValueError(f"cannot draw {count} questions from a pool of {pool_size}")
     if cursor.position + count > pool_size:
         cursor = Cursor(cursor.epoch + 1, 0)
     end = cursor.position + count

@@ -35,8 +35,8 @@ from turncredit.config.runtime import LaunchConfig
 from turncredit.config.training import TrainingConfig
 from turncredit.credit.base import make_estimator
 from turncredit.credit.rows import rows_of
-from turncredit.distributed.layout import share
-from turncredit.distributed.processes import ALONE, Processes
+from turncredit.distributed.layout import local_packs
+from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.errors import Interrupted, RetrieverError, TurncreditError
 from turncredit.policy.model import Critic
 from turncredit.training.batch import Batch
@@ -97,7 +97,7 @@ def gradient(arm: str, processes: Processes, launch: LaunchConfig) -> tuple[Lear
 
     def weights() -> dict[str, Tensor]:
         return {f"{i} {name}": tensor.double().clone() for i, model in enumerate(models)
-                for name, tensor in learner.layout.weights(model)}
+                for name, tensor in learner.layout.full_weights(model)}
 
     logits_rows: list[int] = []
     hook = learner.policy.get_output_embeddings().register_forward_hook(
@@ -108,7 +108,7 @@ def gradient(arm: str, processes: Processes, launch: LaunchConfig) -> tuple[Lear
     hook.remove()
     after = weights()
     micros = batch.micro_batches(batch.trained, GRADIENT.micro_batch_tokens)
-    mine = share(micros, processes)
+    mine = local_packs(micros, processes)
     found = {"report": report, "micro_batches": len(micros), "logits_rows": sum(logits_rows),
              "loss_tokens": sum(len(micro.flat_N) for micro, counts in mine if counts),
              "repeated": sum(len(micro.flat_N) for micro, counts in mine if not counts),
@@ -121,7 +121,7 @@ def same_gradient(processes: Processes, root: Path) -> Facts:
     """Two processes beside one, for both families, with whole and with sharded weights."""
     facts: Facts = {}
     for arm in ARMS:
-        _, alone, expected = gradient(arm, ALONE, LaunchConfig())
+        _, alone, expected = gradient(arm, SINGLE_PROCESS, LaunchConfig())
         for name, shard, launch in (
                 ("whole", False, LAUNCH), ("sharded", True, LAUNCH),
                 ("recomputed", True, LAUNCH.model_copy(update={"gradient_checkpointing": True})),
@@ -146,7 +146,7 @@ def weights_for_an_engine(processes: Processes, root: Path) -> Facts:
     with sharded():
         learner, _, _ = gradient("tree", processes, LAUNCH)
     whole = tiny_policy().state_dict()
-    handed = {name: list(tensor.shape) for name, tensor in learner.weights()}
+    handed = {name: list(tensor.shape) for name, tensor in learner.full_weights()}
     return {"world": dist.get_world_size(), "handed": handed,
             "expected": {name: list(tensor.shape) for name, tensor in whole.items()}}
 
@@ -181,13 +181,13 @@ def whole_runs(processes: Processes, root: Path) -> Facts:
     for name, arm, shard in (("tree", "tree", False), ("critic", "critic", False), ("critic-sharded", "critic", True)):
         with sharded(shard):
             paths = train(root / name, run_config(arm))
-            facts[name] = processes.gather(digest_of(paths))
+            facts[name] = processes.all_gather(digest_of(paths))
     # the signal arrives at the second process only, in its rollout, in an update, and in a rollout of a sharded run
     for name, shard, at, count in (("stopped-rollout", False, "generate", 7),
                                    ("stopped-update", False, "_optimizer_step", 9),
                                    ("stopped-sharded", True, "generate", 7)):
         with sharded(shard):
-            facts[name] = processes.gather(interrupted(root / name, run_config("critic"), at, count, rank=1))
+            facts[name] = processes.all_gather(interrupted(root / name, run_config("critic"), at, count, rank=1))
     with sharded(False):
         train(root / "stopped-update", run_config("critic"))  # the same two processes go on
         train(root / "saved-by-one", run_config("critic"))
@@ -231,17 +231,17 @@ def faults(processes: Processes, root: Path) -> Facts:
     finally:
         FakeRetriever.search = real  # type: ignore[method-assign]
     paths = RunPaths.under(root / "locked", run_config("tree"))
-    if processes.first:
+    if processes.is_main:
         with run_lock(paths.checkpoints):
             facts["locked"] = ending(lambda: train(root / "locked", run_config("tree")))
     else:
         facts["locked"] = ending(lambda: train(root / "locked", run_config("tree")))
     three = run_config("tree").model_copy(update={"launch": LAUNCH.model_copy(update={"processes": 3})})
     facts["three"] = ending(lambda: train(root / "locked", three))
-    processes.gather(None)
+    processes.all_gather(None)
     hasty = replace(processes, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=2)))
-    if processes.first:
-        facts["late"] = ending(lambda: hasty.gather(1))
+    if processes.is_main:
+        facts["late"] = ending(lambda: hasty.all_gather(1))
     else:
         time.sleep(4)
     return facts
@@ -249,9 +249,9 @@ def faults(processes: Processes, root: Path) -> Facts:
 
 def lost(processes: Processes) -> Facts:
     """How the first process ends when the second one is gone."""
-    if not processes.first:
+    if not processes.is_main:
         os._exit(0)
-    return ending(lambda: processes.gather(None))
+    return ending(lambda: processes.all_gather(None))
 
 
 CHECKS = (same_gradient, weights_for_an_engine, whole_runs, faults)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from tests.distributed.checks import LAUNCH, run_config
 from tests.small_run import config, events, make_world, train, untimed
-from turncredit.distributed.launch import command
+from turncredit.distributed.launch import torchrun_command
 from turncredit.errors import Interrupted
 from turncredit.training.loop import Progress
 from turncredit.training.run_folder import RunPaths
@@ -55,8 +55,9 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     """torchrun with two processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo",
                    "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(command(LAUNCH, ["-m", "tests.distributed.checks", *arguments], environment), cwd=CLONE,
-                            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    command = torchrun_command(LAUNCH, ["-m", "tests.distributed.checks", *arguments], environment)
+    return subprocess.Popen(command, cwd=CLONE, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True)
 
 
 @pytest.fixture(scope="module")
@@ -208,28 +209,28 @@ def test_an_error_of_one_process_is_an_error_of_both(facts):
         assert first[name]["code"] == code
         assert max(each[name]["seconds"] for each in (first, second)) < 60
     assert "nobody answers" in first["retriever"]["message"]
-    assert "launch.processes = 3, but 2 run" in first["three"]["message"]
+    assert "launch.processes = 3, but the world size is 2" in first["three"]["message"]
 
 
 def test_a_crash_of_one_process_ends_the_other_and_names_it(facts):
     first, second = both(facts, "faults")
     assert second["crash"]["kind"] == "ValueError"
     assert first["crash"]["kind"] == "ProcessError"
-    assert "process 1 of 2 failed: ValueError: a bug" in first["crash"]["message"]
+    assert "rank 1 of 2 failed: ValueError: a bug" in first["crash"]["message"]
     assert first["crash"]["code"] == 6
 
 
 def test_nobody_waits_for_ever(facts):
     late = facts[0]["faults"]["late"]
     assert late["kind"] == "ProcessError"
-    assert "process 0 of 2: another process did not come in time" in late["message"]
+    assert "rank 0 of 2: another process did not respond in time" in late["message"]
     assert late["seconds"] < 4
 
 
 def test_a_process_that_dies_is_noticed_at_once(facts):
     lost = facts[0]["lost"]
     assert (lost["kind"], lost["code"]) == ("ProcessError", 6)
-    assert "process 0 of 2: another process is lost" in lost["message"]
+    assert "rank 0 of 2: another process is lost" in lost["message"]
     assert lost["seconds"] < 30
 
 

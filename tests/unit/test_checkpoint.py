@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there; a run has one writer."""
+"""Checkpoints are atomic; a run has one writer."""
 
 import json
 import logging
@@ -50,7 +50,7 @@ def test_a_damaged_newest_falls_back_with_a_message(tmp_path, caplog, damage):
     with caplog.at_level(logging.WARNING):
         assert newest(tmp_path, "digest") == tmp_path / "step-1"
     assert "step-2" in caplog.text
-    assert "trying the checkpoint before it" in caplog.text
+    assert "trying the previous checkpoint" in caplog.text
 
 
 def test_only_damaged_checkpoints_are_an_error_not_a_fresh_start(tmp_path):

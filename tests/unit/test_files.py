@@ -1,4 +1,4 @@
-"""Files and folders are there whole or as they were, whatever ends the writing."""
+"""A failed write leaves files and folders unchanged, whatever the error."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_on_any_fault_all_is_as_before(tmp_path: Path, name: str, fault: BaseExc
         fail_half_way(path, fault)
     if of_the_disk:
         assert str(error.value) == f"{path}: cannot be written: No space left on device\n  -> " \
-                                   "free some space or choose another place"
+                                   "free some space or choose another folder"
     assert not path.exists() if before is None else held(path) == before
     assert [p.name for p in path.parent.iterdir()] == ([] if before is None else [path.name])
 
@@ -113,7 +113,7 @@ def test_the_digest_is_of_the_bytes_and_a_missing_file_is_named(tmp_path: Path) 
     (OSError(13, "Permission denied"), "Permission denied"),
     (OSError("of no number"), "of no number"),
     (Exception("Error while serializing: I/O error: No space left on device (os error 28)"), "No space left on device"),
-    (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 6016 vs 5972"), "the file was cut short"),
+    (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 6016 vs 5972"), "the file is too short"),
     (RuntimeError("shapes do not match"), None), (DataError("theirs"), None)])
 def test_the_disks_own_words_are_found_in_any_librarys_error(error: Exception, says: str | None) -> None:
     assert disk_error(error) == says

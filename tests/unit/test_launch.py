@@ -10,8 +10,8 @@ import pytest
 from accelerate.utils import FullyShardedDataParallelPlugin
 
 from turncredit.config.runtime import LaunchConfig
-from turncredit.distributed.launch import accelerate_environment, command
-from turncredit.distributed.layout import offloads_all, share
+from turncredit.distributed.launch import accelerate_environment, torchrun_command
+from turncredit.distributed.layout import local_packs, offloads_all
 from turncredit.distributed.processes import Processes
 from turncredit.errors import ConfigError
 
@@ -51,7 +51,7 @@ def test_an_unknown_file_is_named_with_those_there_are():
 
 
 def test_one_node_takes_a_free_port_and_passes_the_warning_on():
-    called = command(LaunchConfig(processes=8, accelerate="fsdp_8"), ["turncredit", "train"], {})
+    called = torchrun_command(LaunchConfig(processes=8, accelerate="fsdp_8"), ["turncredit", "train"], {})
     assert {"--nproc-per-node=8", "--standalone"} < {*called}
     signals = next(part for part in called if part.startswith("--signals-to-handle="))
     assert {"SIGTERM", "SIGUSR1"} < {*signals.partition("=")[2].split(",")}
@@ -65,27 +65,27 @@ def test_nodes_meet_at_the_first_one_of_the_job(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     launch = LaunchConfig(processes=16, nodes=2, accelerate="fsdp_nodes")
     slurm = {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "node[3-4]", "SLURM_JOB_ID": "12345"}
-    called = command(launch, ["train"], slurm)
+    called = torchrun_command(launch, ["train"], slurm)
     assert {"--nnodes=2", "--node-rank=1", "--nproc-per-node=8"} < {*called}
     assert {"--master-addr=node3", "--master-port=32345"} < {*called}
-    by_hand = command(launch, ["train"], {"NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
+    by_hand = torchrun_command(launch, ["train"], {"NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
     assert {"--node-rank=0", "--master-addr=a", "--master-port=29500"} < {*by_hand}
     with pytest.raises(ConfigError, match="'NODE_RANK' is not set"):
-        command(launch, ["train"], {})
+        torchrun_command(launch, ["train"], {})
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("packs", [1, 2, 7, 8, 9])
 def test_every_pack_counts_once_and_all_processes_make_as_many_passes(packs, count):
-    parts = [share(range(packs), Processes(rank, count)) for rank in range(count)]
+    parts = [local_packs(range(packs), Processes(rank, count)) for rank in range(count)]
     assert sorted(pack for part in parts for pack, counts in part if counts) == list(range(packs))
     assert len({len(part) for part in parts}) == 1
 
 
 def test_another_number_of_processes_than_asked_for_is_refused(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match=r"launch\.processes = 2, but 1 runs"):
+    with pytest.raises(ConfigError, match=r"launch\.processes = 2, but the world size is 1"):
         Processes.join(2, "cpu")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"launch\.processes = 1, but 2 run\n"):
+    with pytest.raises(ConfigError, match=r"launch\.processes = 1, but the world size is 2\n"):
         Processes.join(1, "cpu")

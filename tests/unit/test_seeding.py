@@ -57,5 +57,5 @@ def test_a_batch_never_holds_a_question_twice_and_the_cursor_is_all_the_state(po
 
 
 def test_a_batch_larger_than_the_pool_is_refused():
-    with pytest.raises(ValueError, match="21 questions asked of a pool of 20"):
+    with pytest.raises(ValueError, match="cannot draw 21 questions from a pool of 20"):
         draw(START, 21, 20, seed=0)

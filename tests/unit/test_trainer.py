@@ -149,7 +149,7 @@ def test_what_was_made_of_other_things_is_not_resumed(root, caplog, changed):
         weights = root / "policy" / "test" / "base" / "search" / "model.safetensors"
         save_file({name: value * 0.9 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
     paths = train(root, config("chains", steps=2 if changed == "configuration" else 1))
-    assert "the run starts afresh" in caplog.text
+    assert "training from the start" in caplog.text
     assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == []
     assert (paths.checkpoints / "superseded" / "step-1").is_dir()
 

@@ -247,21 +247,21 @@ def train(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.
     settings = scale_at(scale, root)
     config = settings.run(experiment, arm, seed)
     if config.launch.processes > 1 and "RANK" not in os.environ:
-        from turncredit.distributed.launch import hand_over
+        from turncredit.distributed.launch import relaunch_under_torchrun
 
-        hand_over(config.launch, config.device, root, sys.argv)
-    from turncredit.distributed.processes import leave
-    from turncredit.training import cached_evaluation as early
+        relaunch_under_torchrun(config.launch, config.device, root, sys.argv)
+    from turncredit.distributed.processes import shutdown
+    from turncredit.training import cached_evaluation
     from turncredit.training.run import evaluate_run, train_run
     from turncredit.training.run_folder import RunPaths
 
     paths, retriever = RunPaths.under(root, config), settings.retriever_of(experiment)
     train_run(config, retriever, paths)
     if settings.evaluate_in_training and config.launch.processes == 1:
-        early.forget(paths)
+        cached_evaluation.clear(paths)
         evaluate_run(paths.final_policy, config, retriever, data=paths.data, index=paths.index,
-                     output=early.place(config, retriever, paths))
-    leave()
+                     output=cached_evaluation.cache_path(config, retriever, paths))
+    shutdown()
 
 
 @app.command()
@@ -269,7 +269,7 @@ def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typ
              seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Play all test questions with one run's trained policy, or with the checkpoint that was imported for it."""
     from turncredit.reporting.imported import imported_run
-    from turncredit.training import cached_evaluation as early
+    from turncredit.training import cached_evaluation
     from turncredit.training.run_folder import RunPaths
 
     settings = scale_at(scale, root)
@@ -277,8 +277,8 @@ def evaluate(experiment: Annotated[str, typer.Option()], arm: Annotated[str, typ
     paths = RunPaths.under(root, config)
     brought = imported_run(root, config)
     policy, output = (brought / "policy", brought) if brought.exists() else (paths.final_policy, paths.run)
-    if settings.evaluate_in_training and not brought.exists() and early.take(
-            early.place(config, retriever, paths), output / "evaluation.csv"):
+    if settings.evaluate_in_training and not brought.exists() and cached_evaluation.pop(
+            cached_evaluation.cache_path(config, retriever, paths), output / "evaluation.csv"):
         return
     from turncredit.training.run import evaluate_run
 

@@ -1,1 +1,1 @@
-"""Several processes, sharded weights and SLURM jobs."""
+"""Distributed training: process group, sharded weights, torchrun and SLURM."""

@@ -1,7 +1,7 @@
-"""Starting the processes of one training run: torchrun, with what accelerate's file says in its environment.
+"""Starts the processes of a training run with torchrun, configured by accelerate's files.
 
-``accelerate launch --config_file config/accelerate/NAME.yaml`` starts the same processes, but cannot be
-told to pass on SLURM's warning (SIGUSR1), nor to wait for a checkpoint that takes minutes to write.
+``accelerate launch --config_file config/accelerate/NAME.yaml`` starts the same processes, but it
+cannot forward SLURM's warning (SIGUSR1), and it does not wait long enough for a large checkpoint.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from typing import NoReturn
 from turncredit.config.runtime import LaunchConfig
 from turncredit.errors import ConfigError
 
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # that torchrun passes on
-SHUTDOWN_S = 1800  # how long processes may take to save after a signal, before they are killed
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # forwarded by torchrun
+SHUTDOWN_S = 1800  # seconds that processes may save after a signal before torchrun kills them
 _PRECISIONS = {"float32": "no", "bfloat16": "bf16"}
 
 
-def hand_over(launch: LaunchConfig, device: str, root: Path, program: Sequence[str]) -> NoReturn:
-    """Become torchrun, which runs ``program`` in this node's share of the processes.
+def relaunch_under_torchrun(launch: LaunchConfig, device: str, root: Path, program: Sequence[str]) -> NoReturn:
+    """Replace this process by torchrun, which starts this node's processes of ``program``.
 
     Args:
-        launch: how many there are.
+        launch: number of processes and nodes.
         device: ``cpu`` or ``cuda``.
         root: the clone.
         program: a Python script and its arguments.
 
     Raises:
-        ConfigError: no such file in ``config/accelerate``, or nobody says which node this is.
+        ConfigError: ``config/accelerate`` has no such file, or the node's rank is unknown.
     """
     environment = {**os.environ, **accelerate_environment(launch, device, root)}
-    os.execve(sys.executable, command(launch, program, os.environ), environment)
+    os.execve(sys.executable, torchrun_command(launch, program, os.environ), environment)
 
 
-def command(launch: LaunchConfig, program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """torchrun's call on this node."""
+def torchrun_command(launch: LaunchConfig, program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return torchrun's command line on this node; raises as ``relaunch_under_torchrun``."""
     return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={launch.processes // launch.nodes}",
-            *(["--standalone"] if launch.nodes == 1 else _meeting_point(launch, environment)),
+            *(["--standalone"] if launch.nodes == 1 else _rendezvous(launch, environment)),
             f"--signals-to-handle={SIGNALS}", f"--shutdown-timeout={SHUTDOWN_S}", *program]
 
 
 def accelerate_environment(launch: LaunchConfig, device: str, root: Path) -> dict[str, str]:
-    """What ``accelerate launch`` would put into the environment for its file, ``launch.precision`` going first.
+    """Return the variables that ``accelerate launch`` would set for its file; ``launch.precision`` wins over the file.
 
     Raises:
-        ConfigError: no such file, or accelerate refuses it.
+        ConfigError: the file does not exist, or accelerate rejects it.
     """
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
     path = root / "config" / "accelerate" / f"{launch.accelerate}.yaml"
     if not path.is_file():
-        known = sorted(found.stem for found in path.parent.glob("*.yaml"))
+        known = sorted(other.stem for other in path.parent.glob("*.yaml"))
         raise ConfigError(f"launch.accelerate = {launch.accelerate!r}: no file {path}", f"known: {', '.join(known)}")
     arguments = launch_command_parser().parse_args([
         f"--config_file={path}", f"--mixed_precision={_PRECISIONS[launch.precision]}", "--main_process_port=0",
@@ -64,20 +64,20 @@ def accelerate_environment(launch: LaunchConfig, device: str, root: Path) -> dic
         arguments, defaults, _ = _validate_launch_command(arguments)
         if arguments.use_deepspeed:
             arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
-            found = prepare_deepspeed_cmd_env(arguments)[1]
+            variables = prepare_deepspeed_cmd_env(arguments)[1]
         else:
-            found = prepare_multi_gpu_env(arguments)
+            variables = prepare_multi_gpu_env(arguments)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: {error}", "compare it with the files beside it") from error
-    new = {name: value for name, value in found.items() if os.environ.get(name) != value}
+        raise ConfigError(f"{path}: {error}", "compare it with the other files of that folder") from error
+    new = {name: value for name, value in variables.items() if os.environ.get(name) != value}
     return new | ({"ACCELERATE_USE_CPU": "true"} if device == "cpu" else {})
 
 
-def _meeting_point(launch: LaunchConfig, environment: Mapping[str, str]) -> list[str]:
-    """Where the nodes meet, and which of them this is: said by SLURM, or by whoever starts the nodes.
+def _rendezvous(launch: LaunchConfig, environment: Mapping[str, str]) -> list[str]:
+    """The master's address and this node's rank, from SLURM's variables or from torchrun's.
 
     Raises:
-        ConfigError: nobody says it.
+        ConfigError: neither is set.
     """
     if "SLURM_NODEID" in environment:
         nodes = subprocess.run(["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]], check=True,
@@ -88,7 +88,8 @@ def _meeting_point(launch: LaunchConfig, environment: Mapping[str, str]) -> list
         try:
             rank, address, port = (environment[name] for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT"))
         except KeyError as error:
-            raise ConfigError(f"launch.nodes = {launch.nodes}, and {error} is not set",
-                              "start this command once a node, with srun, or set NODE_RANK, MASTER_ADDR, MASTER_PORT"
-                              ) from None
+            raise ConfigError(
+                f"launch.nodes = {launch.nodes}, but {error} is not set",
+                "run this command once on each node with srun, or set NODE_RANK, MASTER_ADDR and MASTER_PORT"
+                ) from None
     return [f"--nnodes={launch.nodes}", f"--node-rank={rank}", f"--master-addr={address}", f"--master-port={port}"]

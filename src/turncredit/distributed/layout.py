@@ -1,8 +1,8 @@
-"""How weights, gradients and optimiser states lie on the processes of a run.
+"""Layouts: how weights, gradients and optimiser states are distributed over the ranks of a run.
 
-``Replicated``: whole on each of them, gradients are summed. ``Sharded``: cut into parts by PyTorch's
-``fully_shard``, as accelerate's FSDP 2 does. ``Zero``: kept by DeepSpeed. All of them take a step
-with the gradient that one process would have. Every method is called by all processes alike.
+``Replicated``: every rank holds full weights, gradients are summed. ``Sharded``: PyTorch's
+``fully_shard`` (FSDP 2). ``Zero``: DeepSpeed ZeRO. All of them take a step with the gradient that one
+process would have. All ranks call every method together.
 """
 
 from __future__ import annotations
@@ -32,67 +32,67 @@ _CPU = torch.device("cpu")
 
 
 class Replicated:
-    """Whole weights on every process; one process is the simplest case.
+    """Full weights on every rank; one process is the simplest case.
 
     Args:
         accelerator: gives the device.
         launch: precision and offload.
         processes: of the run.
-        max_norm: gradients are clipped to it.
+        max_norm: gradients are clipped to this norm.
 
     Raises:
-        ConfigError: the launch asks for what this layout cannot do.
+        ConfigError: the layout does not support an option of ``launch``.
     """
 
-    shards = False
-    loss_scale = 1.0  # a loss is multiplied by it, so that what is made of all gradients is their sum
+    is_sharded = False
+    loss_scale = 1.0  # factor of each loss that makes the reduction over ranks a sum
 
     def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> None:
         self.accelerator, self.launch, self.processes, self.max_norm = accelerator, launch, processes, max_norm
-        self._refuse("parameters", "trained weights are whole on every process",
-                     "name an FSDP file in launch.accelerate")
+        self._refuse_offload("parameters", "every rank needs the full weights", "use an FSDP file in launch.accelerate")
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device of this rank."""
         return self.accelerator.device
 
-    def place(self, module: nn.Module, make_optimizer: MakeOptimizer, part: Offload | None = None) -> tuple[Any, Any]:
-        """A trained module and its optimiser, laid out; ``part`` names it in ``launch.offload``."""
+    def prepare(self, module: nn.Module, make_optimizer: MakeOptimizer,
+                component: Offload | None = None) -> tuple[Any, Any]:
+        """Place a trained module and make its optimiser; ``component`` is the module's name in ``launch.offload``."""
         optimizer = make_optimizer(module.parameters())
-        module.to(_CPU if part in self.launch.offload else self.device)
+        module.to(_CPU if component in self.launch.offload else self.device)
         return module, self.accelerator.prepare_optimizer(optimizer)
 
-    def freeze(self, module: nn.Module, part: Offload) -> Any:
-        """A module that is only asked, laid out."""
-        return module.requires_grad_(False).to(_CPU if part in self.launch.offload else self.device)
+    def freeze(self, module: nn.Module, component: Offload) -> Any:
+        """Place a frozen module."""
+        return module.requires_grad_(False).to(_CPU if component in self.launch.offload else self.device)
 
     @contextmanager
-    def awake(self, module: nn.Module, part: Offload | None, optimizer: Any = None) -> Iterator[None]:
-        """Have what is offloaded on the device while the block runs; nothing moves that is not offloaded."""
-        moved = part in self.launch.offload
-        states = optimizer is not None and (moved or "optimizer" in self.launch.offload)
-        if moved:
+    def onload(self, module: nn.Module, component: Offload | None, optimizer: Any = None) -> Iterator[None]:
+        """Keep an offloaded module (and its optimiser's state) on the device while the block runs."""
+        move_module = component in self.launch.offload
+        move_states = optimizer is not None and (move_module or "optimizer" in self.launch.offload)
+        if move_module:
             module.to(self.device)
-        if states:
+        if move_states:
             _move_states(optimizer, self.device)
         try:
             yield
         finally:
-            if moved:
+            if move_module:
                 module.to(_CPU)
-            if states:
+            if move_states:
                 _move_states(optimizer, _CPU)
-            if (moved or states) and self.device.type == "cuda":
-                torch.cuda.empty_cache()  # for an engine with an allocator of its own
+            if (move_module or move_states) and self.device.type == "cuda":
+                torch.cuda.empty_cache()  # for a colocated engine, which has its own allocator
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the loss's gradient; ``last`` of an optimiser step."""
+        """Add the loss's gradient; ``last``: the last micro-batch of an optimiser step."""
         self.accelerator.backward(loss * self.loss_scale if self.loss_scale != 1 else loss)
 
-    def clip(self, module: nn.Module) -> float:
-        """Join the gradients of all processes and clip them; their norm before that."""
-        if self.processes.count > 1:
+    def clip_gradients(self, module: nn.Module) -> float:
+        """Sum the gradients over ranks and clip them; return their norm before clipping."""
+        if self.processes.world_size > 1:
             for parameter in module.parameters():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -100,252 +100,261 @@ class Replicated:
         return float(self.accelerator.clip_grad_norm_(module.parameters(), self.max_norm))
 
     @contextmanager
-    def whole(self, tensor: Tensor) -> Iterator[Tensor]:
-        """A tensor of the layout in full, on every process while the block runs."""
+    def full(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Gather a tensor; the full tensor is valid on every rank while the block runs."""
         yield tensor.detach()
 
-    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """The part of a full tensor that this process holds, laid out as ``like``."""
+    def shard(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """Return this rank's shard of a full tensor, laid out as ``like``."""
         return tensor
 
-    def weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """The weights of a placed module by name, in full, one at a time; tied ones are one tensor under each name.
+    def full_weights(self, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yield a module's full weights by name, one at a time; tied weights are one tensor under each name.
 
-        All processes go through it to the end, since they gather each weight together.
+        All ranks must iterate to the end, because they gather each weight together.
         """
         stored, names = module.state_dict(keep_vars=True), dict[int, list[str]]()
         for name, tensor in stored.items():
             names.setdefault(id(tensor), []).append(name)
         for tied in names.values():
-            with self.whole(stored[tied[0]]) as tensor:
+            with self.full(stored[tied[0]]) as tensor:
                 for name in tied:
                     yield name, tensor
 
-    def collect(self, module: nn.Module) -> dict[str, Tensor]:
-        """All weights in the host's memory, on the first process; elsewhere nothing. Tied ones are one tensor."""
-        found: dict[str, Tensor] = {}
-        last, held = torch.empty(0), torch.empty(0)
-        for name, tensor in self.weights(module):
-            if self.processes.first:
+    def gather_weights(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return all full weights in CPU memory on rank 0, {} on other ranks; tied weights are one tensor."""
+        weights: dict[str, Tensor] = {}
+        last, copy = torch.empty(0), torch.empty(0)
+        for name, tensor in self.full_weights(module):
+            if self.processes.is_main:
                 if tensor is not last:
-                    last, held = tensor, tensor.to(_CPU)
-                found[name] = held
-        return found
+                    last, copy = tensor, tensor.to(_CPU)
+                weights[name] = copy
+        return weights
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """An optimiser's state as one process has it, in full; on the first process."""
+        """Return the optimiser's full state on rank 0, in the format of one process; other ranks get no tensors."""
         state = optimizer.state_dict()
-        filled: dict[int, dict[str, Any]] = {}
+        full_state: dict[int, dict[str, Any]] = {}
         for number, entry in state["state"].items():
-            filled[number] = {}
+            full_state[number] = {}
             for name, value in entry.items():
-                with self.whole(value) as tensor:
-                    if self.processes.first:
-                        filled[number][name] = tensor.to(_CPU) if self.shards else tensor
-        return {**state, "state": filled}
+                with self.full(value) as tensor:
+                    if self.processes.is_main:
+                        full_state[number][name] = tensor.to(_CPU) if self.is_sharded else tensor
+        return {**state, "state": full_state}
 
     def load_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
-        """Take over what ``optimizer_state`` gave, on any number of processes."""
+        """Load a result of ``optimizer_state``, on any number of ranks."""
         owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        parts = {number: {name: self.part(value, owners[number])
-                          if isinstance(value, Tensor) and value.shape == owners[number].shape else value
-                          for name, value in entry.items()} for number, entry in state["state"].items()}
-        optimizer.load_state_dict({**state, "state": parts})
+        shards = {number: {name: self.shard(value, owners[number])
+                           if isinstance(value, Tensor) and value.shape == owners[number].shape else value
+                           for name, value in entry.items()} for number, entry in state["state"].items()}
+        optimizer.load_state_dict({**state, "state": shards})
 
     @torch.no_grad()
     def load_weights(self, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Take over what ``collect`` gave.
+        """Load a result of ``gather_weights``.
 
         Raises:
             CheckpointError: a weight is missing or has another shape.
         """
         for name, tensor in module.state_dict(keep_vars=True).items():
             if name not in weights or weights[name].shape != tensor.shape:
-                raise CheckpointError(f"the checkpoint has no weight {name} {tuple(tensor.shape)}",
-                                      "remove the run's checkpoints to start afresh")
-            tensor.copy_(self.part(weights[name], tensor))
+                raise CheckpointError(f"the checkpoint has no weight {name} of shape {tuple(tensor.shape)}",
+                                      "remove the run's checkpoints to train from the start")
+            tensor.copy_(self.shard(weights[name], tensor))
 
     def save_extra(self, folder: Path) -> None:
-        """Write what has no common form; nothing here."""
+        """Write state that only this layout can read; nothing here."""
 
     def load_extra(self, folder: Path) -> None:
-        """Read it back."""
+        """Load the files of ``save_extra``."""
 
-    def _refuse(self, offload: Offload, reason: str, remedy: str) -> None:
-        if offload in self.launch.offload:
-            raise ConfigError(f"launch.offload: {offload!r} cannot be offloaded: {reason}", remedy)
+    def _refuse_offload(self, component: Offload, reason: str, remedy: str) -> None:
+        if component in self.launch.offload:
+            raise ConfigError(f"launch.offload: {component!r} is not supported here: {reason}", remedy)
 
 
 class Sharded(Replicated):
-    """Weights, gradients and optimiser states cut along their first dimension, one part a process.
+    """Weights, gradients and optimiser states sharded along their first dimension.
 
-    A layer's weights are gathered while it computes. What ``launch.offload`` names lies in the host's
-    memory, layer by layer, and its optimiser works there ("optimizer" and "parameters" go together).
+    A layer's weights are gathered while it computes. What ``launch.offload`` names stays in CPU
+    memory: layers move to the device one by one, and the optimiser steps on the CPU ("optimizer" and
+    "parameters" go together).
     """
 
-    shards = True
+    is_sharded = True
 
     def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> None:
         self.accelerator, self.launch, self.processes, self.max_norm = accelerator, launch, processes, max_norm
-        self.loss_scale = float(processes.count)  # fully_shard takes the mean over processes
-        self._mesh = init_device_mesh(self.device.type, (processes.count,))
-        self._plugin = FullyShardedDataParallelPlugin()  # reads what accelerate's file says from the environment
-        self._host = offloads_all(self._plugin)
+        self.loss_scale = float(processes.world_size)  # fully_shard averages gradients over ranks
+        self._mesh = init_device_mesh(self.device.type, (processes.world_size,))
+        self._plugin = FullyShardedDataParallelPlugin()  # accelerate's file, read from the environment
+        self._offload_all = offloads_all(self._plugin)
 
-    def place(self, module: nn.Module, make_optimizer: MakeOptimizer, part: Offload | None = None) -> tuple[Any, Any]:
-        """See ``Replicated.place``; parameters change their kind, so the optimiser comes after."""
-        asked = {part, "parameters", "optimizer"} & {*self.launch.offload}
-        self._shard(module, host=bool(asked) or self._host)
+    def prepare(self, module: nn.Module, make_optimizer: MakeOptimizer,
+                component: Offload | None = None) -> tuple[Any, Any]:
+        """See ``Replicated.prepare``. Sharding replaces the parameters, so the optimiser is made after it."""
+        offloaded = {component, "parameters", "optimizer"} & {*self.launch.offload}
+        self._fully_shard(module, offload=bool(offloaded) or self._offload_all)
         optimizer = make_optimizer(module.parameters())
         return module, self.accelerator.prepare_optimizer(optimizer, device_placement=False)
 
-    def freeze(self, module: nn.Module, part: Offload) -> Any:
+    def freeze(self, module: nn.Module, component: Offload) -> Any:
         """See ``Replicated.freeze``."""
-        self._shard(module.requires_grad_(False), host=part in self.launch.offload or self._host)
+        self._fully_shard(module.requires_grad_(False),
+                          offload=component in self.launch.offload or self._offload_all)
         return module
 
     @contextmanager
-    def awake(self, module: nn.Module, part: Offload | None, optimizer: Any = None) -> Iterator[None]:
-        """Layers come and go by themselves; gathered ones are given up when the block ends."""
+    def onload(self, module: nn.Module, component: Offload | None, optimizer: Any = None) -> Iterator[None]:
+        """See ``Replicated.onload``. FSDP moves layers itself; gathered weights are freed when the block ends."""
         try:
             yield
         finally:
             assert isinstance(module, FSDPModule)
             module.reshard()
 
-    def clip(self, module: nn.Module) -> float:
-        """See ``Replicated.clip``; the backward pass has joined the gradients."""
+    def clip_gradients(self, module: nn.Module) -> float:
+        """See ``Replicated.clip_gradients``; the backward pass has already reduced the gradients."""
         norm = torch.nn.utils.clip_grad_norm_(list(module.parameters()), self.max_norm)
-        with self.whole(norm) as whole:
-            return float(whole)
+        with self.full(norm) as full_norm:
+            return float(full_norm)
 
     @contextmanager
-    def whole(self, tensor: Tensor) -> Iterator[Tensor]:
-        """See ``Replicated.whole``."""
-        found = tensor.detach()
-        yield cast(DTensor, found.to(self.device.type)).full_tensor() if isinstance(found, DTensor) else found
+    def full(self, tensor: Tensor) -> Iterator[Tensor]:
+        """See ``Replicated.full``."""
+        local = tensor.detach()
+        yield cast(DTensor, local.to(self.device.type)).full_tensor() if isinstance(local, DTensor) else local
 
-    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """See ``Replicated.part``; every process cuts its own part, nothing is sent."""
+    def shard(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """See ``Replicated.shard``; each rank cuts its own shard, nothing is sent."""
         if not isinstance(like, DTensor):
             return tensor
-        laid_out = distribute_tensor(tensor.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
-        return laid_out.to(like.device)
+        sharded = distribute_tensor(tensor.to(self.device), like.device_mesh, like.placements, src_data_rank=None)
+        return sharded.to(like.device)
 
-    def _shard(self, module: nn.Module, *, host: bool) -> None:
-        """Cut each layer of the transformer, and then the rest, in place."""
+    def _fully_shard(self, module: nn.Module, *, offload: bool) -> None:
+        """Shard each layer of the transformer, and then the other weights, in place."""
         half = torch.bfloat16 if self.launch.precision == "bfloat16" else None
         settings: dict[str, Any] = {
             "mesh": self._mesh,
             "mp_policy": MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None),
-            # the host of a CPU is the device itself
-            "offload_policy": CPUOffloadPolicy() if host and self.device.type != "cpu" else OffloadPolicy()}
-        names = {name for found in module.modules() if isinstance(found, PreTrainedModel)
-                 for name in found._no_split_modules or ()}
-        for layer in [found for found in module.modules() if type(found).__name__ in names]:
+            # on a CPU device there is nothing to offload to
+            "offload_policy": CPUOffloadPolicy() if offload and self.device.type != "cpu" else OffloadPolicy()}
+        layer_names = {name for child in module.modules() if isinstance(child, PreTrainedModel)
+                       for name in child._no_split_modules or ()}
+        for layer in [child for child in module.modules() if type(child).__name__ in layer_names]:
             fully_shard(layer, reshard_after_forward=self._plugin.reshard_after_forward, **settings)
         fully_shard(module, **settings)
 
 
 class Zero(Replicated):
-    """DeepSpeed ZeRO through accelerate: it owns the loop's backward pass, the clipping and the step.
+    """DeepSpeed ZeRO through accelerate; DeepSpeed runs the backward pass, the clipping and the step.
 
-    One module is trained, so there is no critic; its checkpoints resume with as many processes as saved them.
+    It trains one module, so no critic. A checkpoint resumes only with the number of ranks that saved it.
     """
 
-    shards = True
+    is_sharded = True
 
     def __init__(self, accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> None:
         self.accelerator, self.launch, self.processes, self.max_norm = accelerator, launch, processes, max_norm
-        self.loss_scale = float(processes.count)  # DeepSpeed takes the mean over processes
-        for part in ("parameters", "optimizer"):
-            self._refuse(part, "DeepSpeed reads it elsewhere", "set offload_*_device in the file of launch.accelerate")
+        self.loss_scale = float(processes.world_size)  # DeepSpeed averages gradients over ranks
+        for component in ("parameters", "optimizer"):
+            self._refuse_offload(component, "DeepSpeed does not read it",
+                                 "set offload_*_device in the file of launch.accelerate")
         self._engine: Any = None
 
-    def place(self, module: nn.Module, make_optimizer: MakeOptimizer, part: Offload | None = None) -> tuple[Any, Any]:
-        """See ``Replicated.place``.
+    def prepare(self, module: nn.Module, make_optimizer: MakeOptimizer,
+                component: Offload | None = None) -> tuple[Any, Any]:
+        """See ``Replicated.prepare``.
 
         Raises:
             ConfigError: a second module is to be trained.
         """
         if self._engine is not None:
-            raise ConfigError("DeepSpeed trains one module, and this arm has a critic",
-                              "name an FSDP file in launch.accelerate for arms with a critic")
+            raise ConfigError("DeepSpeed trains one module, but this arm has a critic",
+                              "use an FSDP file in launch.accelerate for arms with a critic")
         plugin = self.accelerator.state.deepspeed_plugin
-        # Micro-batches are packed by tokens; DeepSpeed only multiplies this number into others that it logs.
+        # Micro-batches are packed by tokens; DeepSpeed uses this number only to derive others that it logs.
         plugin.deepspeed_config |= {"train_micro_batch_size_per_gpu": 1, "gradient_clipping": self.max_norm}
         self._engine, optimizer = self.accelerator.prepare(module, make_optimizer(module.parameters()))
         return self._engine, optimizer
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """See ``Replicated.backward``; the last one takes DeepSpeed's step too."""
+        """See ``Replicated.backward``; the last micro-batch also takes DeepSpeed's step."""
         self.accelerator.sync_gradients = last
         super().backward(loss, last=last)
 
-    def clip(self, module: nn.Module) -> float:
-        """The norm that DeepSpeed met and clipped."""
+    def clip_gradients(self, module: nn.Module) -> float:
+        """See ``Replicated.clip_gradients``; DeepSpeed has already clipped."""
         return float(self._engine.get_global_grad_norm())
 
     @contextmanager
-    def whole(self, tensor: Tensor) -> Iterator[Tensor]:
-        """See ``Replicated.whole``; DeepSpeed gathers a weight for as long as it is looked at."""
+    def full(self, tensor: Tensor) -> Iterator[Tensor]:
+        """See ``Replicated.full``."""
         from deepspeed.zero import GatheredParameters
 
         with GatheredParameters([tensor] if isinstance(tensor, nn.Parameter) else []):
             yield tensor.detach()
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Nothing: DeepSpeed writes its own files (``save_extra``)."""
+        """Return {}: DeepSpeed writes its own files (``save_extra``)."""
         return {}
 
     def load_optimizer(self, optimizer: Any, state: dict[str, Any]) -> None:
         """See ``optimizer_state``."""
 
     def save_extra(self, folder: Path) -> None:
-        """DeepSpeed's own checkpoint."""
+        """Write DeepSpeed's checkpoint."""
         self._engine.save_checkpoint(str(folder), tag="zero")
 
     def load_extra(self, folder: Path) -> None:
-        """Read it.
+        """Load DeepSpeed's checkpoint.
 
         Raises:
-            CheckpointError: another number of processes saved it, or it is not there.
+            CheckpointError: it is missing or was saved by another number of ranks.
         """
         saved = len(list(folder.glob("zero/*_optim_states.pt")))
-        if saved != self.processes.count:
-            raise CheckpointError(f"{folder}: DeepSpeed saved it on {saved} processes, {self.processes.count} run now",
-                                  f"set launch.processes to {saved}, or remove the checkpoints to start afresh")
+        if saved != self.processes.world_size:
+            raise CheckpointError(
+                f"{folder}: DeepSpeed saved it on {saved} processes, but {self.processes.world_size} are running",
+                f"set launch.processes to {saved}, or remove the checkpoints to train from the start")
         self._engine.load_checkpoint(str(folder), tag="zero")
 
 
 def make_layout(accelerator: Accelerator, launch: LaunchConfig, processes: Processes, max_norm: float) -> Replicated:
-    """The layout that the launcher's environment asks for (``accelerate launch`` writes it from its file)."""
+    """Make the layout that the environment selects (``accelerate launch`` sets it from its file)."""
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         return Zero(accelerator, launch, processes, max_norm)
-    if processes.count > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+    if processes.world_size > 1 and os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         return Sharded(accelerator, launch, processes, max_norm)
     return Replicated(accelerator, launch, processes, max_norm)
 
 
 def offloads_all(plugin: FullyShardedDataParallelPlugin) -> bool:
-    """Whether accelerate's file says ``fsdp_offload_params``; else its policy is there too, and offloads nothing."""
+    """Whether accelerate's file sets ``fsdp_offload_params``; the plugin's policy is never None."""
     return isinstance(plugin.cpu_offload, CPUOffloadPolicy)
 
 
 def _move_states(optimizer: Any, device: torch.device) -> None:
-    """Move the moments of an optimiser; counters of steps stay where they are."""
+    """Move an optimiser's moments; its step counters stay where they are."""
     for entry in optimizer.state.values():
         for name, value in entry.items():
             if isinstance(value, Tensor) and value.ndim:
                 entry[name] = value.to(device)
 
 
-def share(packs: Sequence[Any], processes: Processes) -> list[tuple[Any, bool]]:
-    """This process's packs, and whether each counts: all get as many, so that none waits for another's gradients.
+def local_packs(packs: Sequence[Any], processes: Processes) -> list[tuple[Any, bool]]:
+    """Return this rank's packs, each with a flag whether it counts.
 
-    >>> share("abc", Processes(rank=1, count=2)), share("abc", Processes(rank=0, count=2))
-    ([('b', True), ('c', False)], [('a', True), ('c', True)])
+    All ranks get equally many, because sharded passes are collective: a rank with one pack fewer
+    repeats the last pack, which does not count.
+
+    >>> local_packs("abc", Processes(0, 2)), local_packs("abc", Processes(1, 2))
+    ([('a', True), ('c', True)], [('b', True), ('c', False)])
     """
-    rounds = -(-len(packs) // processes.count)
-    places = [processes.rank + processes.count * i for i in range(rounds)]
-    return [(packs[min(place, len(packs) - 1)], place < len(packs)) for place in places]
+    rounds = -(-len(packs) // processes.world_size)
+    indices = [processes.rank + processes.world_size * i for i in range(rounds)]
+    return [(packs[min(index, len(packs) - 1)], index < len(packs)) for index in indices]

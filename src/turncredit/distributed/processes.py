@@ -1,8 +1,9 @@
-"""The processes of one run, and what they agree on before any of them goes on.
+"""The process group of a run: run on all ranks or on rank 0, scatter and gather, shared errors.
 
 Python objects and small tensors travel over a gloo group of their own, so nothing here touches an
-accelerator. Every call is made by all processes in the same order. An error of one of them becomes
-an error of all: nobody waits for a process that will not come. One process agrees with itself.
+accelerator. All ranks make every call, in the same order. An error on one rank is raised on all
+ranks, so that no rank waits for another that has failed. Without a group (one process) each call
+runs locally.
 """
 
 from __future__ import annotations
@@ -22,66 +23,67 @@ from turncredit.errors import ConfigError, Interrupted, ProcessError, Turncredit
 T = TypeVar("T")
 S = TypeVar("S")
 
-TIMEOUT_S = 1800.0  # how long one process waits for another: the longest rollout that others may have to wait for
-_REMEDY = "look at the log of that process; then run the same command again, which goes on from the last checkpoint"
+TIMEOUT_S = 1800.0  # how long one rank waits for another; longer than any rollout
+_REMEDY = "read the log of that process; then run the same command again to resume from the last checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of a run, as one of them sees them.
+    """The process group of a run, as one rank sees it.
 
     Attributes:
-        rank: this process, from 0; the first one writes all files.
-        count: number of processes.
-        group: a gloo group of all; None where there is one process.
+        rank: of this process, from 0; rank 0 writes all files.
+        world_size: number of processes.
+        group: the gloo group of all ranks; None for one process.
     """
 
     rank: int = 0
-    count: int = 1
+    world_size: int = 1
     group: Any = None
 
     @classmethod
     def join(cls, expected: int, device: str, timeout_s: float = TIMEOUT_S) -> Processes:
-        """Meet the others that torchrun or accelerate has started (environment: RANK, WORLD_SIZE, ...).
+        """Join the processes that torchrun or accelerate has started (environment: RANK, WORLD_SIZE, ...).
 
         Args:
             expected: ``launch.processes``.
             device: ``cpu`` or ``cuda``.
-            timeout_s: seconds that one process waits for another before it gives up.
+            timeout_s: seconds after which a rank stops waiting for another.
 
         Raises:
-            ConfigError: another number of processes runs. A launcher that starts one process where two
-                are asked for would else train on half of the machine.
-            ProcessError: the others do not come.
+            ConfigError: another number of processes is running. Otherwise a launcher that starts one
+                process instead of two would silently train on half of the machine.
+            ProcessError: the other ranks do not connect.
         """
         running = int(os.environ.get("WORLD_SIZE", "1"))
         if running != expected:
-            raise ConfigError(f"launch.processes = {expected}, but {running} run" + "s" * (running == 1),
-                              "`turncredit train` starts them itself; or set launch.processes to what you start")
+            raise ConfigError(f"launch.processes = {expected}, but the world size is {running}",
+                              "let `turncredit train` start the processes, or set launch.processes to the world size")
         if running == 1:
-            return ALONE
-        from accelerate import PartialState  # a second to load, and only needed here
+            return SINGLE_PROCESS
+        from accelerate import PartialState  # takes a second to import, and is only needed here
 
         timeout = timedelta(seconds=timeout_s)
         try:
             PartialState(cpu=device == "cpu", timeout=timeout)
             group = dist.new_group(backend="gloo", timeout=timeout)
         except (RuntimeError, ValueError) as error:
-            raise ProcessError(f"process {os.environ.get('RANK')} of {running} cannot meet the others: {_first(error)}",
-                               "check MASTER_ADDR, MASTER_PORT and the network between the nodes") from error
+            raise ProcessError(
+                f"rank {os.environ.get('RANK')} of {running} cannot connect to the others: {_first_line(error)}",
+                "check MASTER_ADDR, MASTER_PORT and the network between the nodes") from error
         return cls(dist.get_rank(), dist.get_world_size(), group)
 
     @property
-    def first(self) -> bool:
-        """Whether this process writes files."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files."""
         return self.rank == 0
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Turn what the network says of a lost process, while the block runs, into an error that says so.
+    def network_errors(self) -> Iterator[None]:
+        """Turn the network errors of a lost rank inside the block into a ``ProcessError``.
 
         Raises:
-            ProcessError: a process has died or did not come within the time-out.
+            ProcessError: a rank has died or did not respond within the time-out.
         """
         try:
             yield
@@ -89,116 +91,119 @@ class Processes:
             text = str(error).lower()
             if not isinstance(error, dist.DistError) and "gloo" not in text and "nccl" not in text:
                 raise
-            what = "did not come in time" if "timed out" in text or "timeout" in text else "is lost"
-            raise ProcessError(f"process {self.rank} of {self.count}: another process {what}: {_first(error)}",
-                               _REMEDY) from error
+            what = "did not respond in time" if "timed out" in text or "timeout" in text else "is lost"
+            raise ProcessError(
+                f"rank {self.rank} of {self.world_size}: another process {what}: {_first_line(error)}",
+                _REMEDY) from error
 
-    def gather(self, value: T) -> list[T]:
-        """Everybody's value, by rank.
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, by rank.
 
         Raises:
-            ProcessError: a process has died or did not come within the time-out.
+            ProcessError: a rank has died or did not respond within the time-out.
         """
         if self.group is None:
             return [value]
-        found: list[Any] = [None] * self.count
-        with self.waiting():
-            dist.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * self.world_size
+        with self.network_errors():
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
-    def total(self, tensor: Tensor) -> Tensor:
-        """The sum of everybody's tensor (CPU, equal shapes); the argument stays as it is.
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors (CPU, equal shapes); the argument is not changed.
 
         Raises:
-            ProcessError: see ``gather``.
+            ProcessError: see ``all_gather``.
         """
         if self.group is None:
             return tensor
-        summed = tensor.clone()
-        with self.waiting():
-            dist.all_reduce(summed, group=self.group)
-        return summed
+        total = tensor.clone()
+        with self.network_errors():
+            dist.all_reduce(total, group=self.group)
+        return total
 
-    def together(self, work: Callable[[], T]) -> list[T]:
-        """Let everybody work, and then have all results, by rank.
+    def gather_results(self, work: Callable[[], T]) -> list[T]:
+        """Run ``work`` on every rank; return the results of all ranks, by rank.
 
         Raises:
-            Exception: what the work of any process raised; the same decision on all of them. One that
-                is not the user's to mend is a ``ProcessError`` on the others.
+            Exception: an error of any rank, on all ranks. If several ranks fail, all raise the same
+                one. An error other than ``TurncreditError`` is a ``ProcessError`` on the other ranks.
         """
         if self.group is None:
             return [work()]
         result: T | None = None
-        failed: Exception | None = None
+        own_error: Exception | None = None
         try:
             result = work()
         except Exception as error:
-            failed = error
-        outcomes = self.gather((result, _portable(failed)))
-        faults = [(_gravity(fault), rank, fault) for rank, (_, fault) in enumerate(outcomes) if fault is not None]
-        if faults:
-            _, rank, fault = min(faults, key=lambda found: found[:2])
-            if rank == self.rank and failed is not None:
-                raise failed
-            raise fault if isinstance(fault, TurncreditError) else ProcessError(
-                f"process {rank} of {self.count} failed: {fault}", _REMEDY) from failed
+            own_error = error
+        outcomes = self.all_gather((result, _picklable(own_error)))
+        failures = [(_severity(failure), rank, failure) for rank, (_, failure) in enumerate(outcomes)
+                    if failure is not None]
+        if failures:
+            _, rank, failure = min(failures, key=lambda entry: entry[:2])
+            if rank == self.rank and own_error is not None:
+                raise own_error
+            raise failure if isinstance(failure, TurncreditError) else ProcessError(
+                f"rank {rank} of {self.world_size} failed: {failure}", _REMEDY) from own_error
         return [outcome for outcome, _ in outcomes]  # type: ignore[misc]
 
-    def each(self, work: Callable[[], T]) -> T:
-        """Let everybody work, and keep his own result, which need not travel.
+    def on_all_ranks(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on every rank; return the local result, which is not sent.
 
         Raises:
-            Exception: see ``together``.
+            Exception: see ``gather_results``.
         """
-        mine: list[T] = []
-        self.together(lambda: mine.append(work()))
-        return mine[0]
+        local: list[T] = []
+        self.gather_results(lambda: local.append(work()))
+        return local[0]
 
-    def once(self, work: Callable[[], T]) -> T:
-        """Let the first process work, and all have its result.
+    def on_rank_0(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on rank 0; return its result on every rank.
 
         Raises:
-            Exception: see ``together``.
+            Exception: see ``gather_results``.
         """
-        return self.together(lambda: work() if self.first else None)[0]  # type: ignore[return-value]
+        return self.gather_results(lambda: work() if self.is_main else None)[0]  # type: ignore[return-value]
 
-    def spread(self, items: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]]) -> list[T]:
-        """Deal the items out, let everybody work on his own, and have all results in the items' order.
+    def scatter_gather(self, items: Sequence[S], work: Callable[[Sequence[S]], Sequence[T]]) -> list[T]:
+        """Split ``items`` over the ranks, run ``work`` on each share, return all results in the items' order.
 
         Args:
-            items: the same on all processes.
-            work: one result an item, in order; is not called without items.
+            items: the same on all ranks; rank r gets every ``world_size``-th one from r.
+            work: returns one result an item, in order; not called for an empty share.
 
         Raises:
-            Exception: see ``together``.
+            Exception: see ``gather_results``.
         """
-        def share() -> Sequence[T]:
-            mine = items[self.rank::self.count]
-            return work(mine) if mine else []
+        def work_on_share() -> Sequence[T]:
+            share = items[self.rank::self.world_size]
+            return work(share) if share else []
 
-        parts = self.together(share)
-        return [parts[i % self.count][i // self.count] for i in range(len(items))]
-
-
-ALONE = Processes()
+        shares = self.gather_results(work_on_share)
+        return [shares[i % self.world_size][i // self.world_size] for i in range(len(items))]
 
 
-def leave() -> None:
-    """Part from the other processes, at the end of a program that has met them."""
+SINGLE_PROCESS = Processes()
+
+
+def shutdown() -> None:
+    """Destroy the process group, if there is one; call it at the end of the program."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _portable(error: Exception | None) -> TurncreditError | str | None:
-    """What the others are told of an error: itself if it is the user's to mend, else its text."""
-    return error if error is None or isinstance(error, TurncreditError) else f"{type(error).__name__}: {_first(error)}"
+def _picklable(error: Exception | None) -> TurncreditError | str | None:
+    """An error as it is sent to other ranks: a ``TurncreditError`` itself, the text of any other."""
+    if error is None or isinstance(error, TurncreditError):
+        return error
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
-def _gravity(fault: TurncreditError | str) -> int:
-    """Which of several faults is told: a crash before an error before a wish to stop, which all must share."""
-    return 0 if isinstance(fault, str) else 2 if isinstance(fault, Interrupted) else 1
+def _severity(error: TurncreditError | str) -> int:
+    """Which of several errors is raised, lowest first: a crash, a ``TurncreditError``, an interruption."""
+    return 0 if isinstance(error, str) else 2 if isinstance(error, Interrupted) else 1
 
 
-def _first(error: BaseException) -> str:
-    """The first line of an error's text."""
+def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]

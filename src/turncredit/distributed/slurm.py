@@ -1,7 +1,7 @@
-"""What SLURM is asked for, job by job: read by ``profiles/slurm/config.yaml``, never by a run.
+"""SLURM resources of each rule, for ``profiles/slurm/config.yaml``; training does not use this module.
 
-What a rule needs stands in the profile; how clusters differ, in one small file, ``SITE``. Both become
-Snakemake's resources, whose values are expressions over ``wildcards`` and ``attempt``.
+The profile lists what each rule needs; one small file, ``SITE``, describes the cluster. Both become
+Snakemake resources, whose values are expressions over ``wildcards`` and ``attempt``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Resources = dict[str, str | int]
 
 @dataclass(frozen=True)
 class Amount:
-    """A number that may differ between scales.
+    """A whole number that may depend on the scale.
 
     >>> Amount.of({"paper": 8, "else": 1}).resource
     "(8 if wildcards.scale == 'paper' else 1)"
@@ -39,34 +39,34 @@ class Amount:
 
     @classmethod
     def of(cls, written: Any) -> Amount:
-        """From a number, or a mapping from scales to numbers whose key ``else`` (0 without it) is for all others.
+        """Read a number, or a mapping from scales to numbers; the key ``else`` (default 0) is for all other scales.
 
         Raises:
-            PydanticCustomError: something else, or a negative number.
+            PydanticCustomError: another type, or a negative number.
         """
         if isinstance(written, Amount):
             return written
         numbers = dict(written) if isinstance(written, Mapping) else {_ELSE: written}
         if not all(type(number) is int and number >= 0 for number in numbers.values()):
-            raise PydanticCustomError("amount", "neither a whole number >= 0 nor a mapping from scales to such numbers")
+            raise PydanticCustomError("amount", "expected a whole number >= 0 or a mapping from scales to such numbers")
         otherwise = numbers.pop(_ELSE, 0)
         return cls(numbers, otherwise)
 
     @property
     def resource(self) -> int | str:
-        """For Snakemake: the number, or an expression (without braces, over which it would trip)."""
+        """The number, or a Snakemake expression; it has no braces, because Snakemake would expand them."""
         cases = [f"{number} if wildcards.scale == {scale!r} else " for scale, number in self.scales.items()]
         return f"({''.join(cases)}{self.otherwise})" if cases else self.otherwise
 
 
-class Needs(StrictModel):
-    """What a job of one rule asks for; null: what every job asks for.
+class JobNeeds(StrictModel):
+    """What a job of one rule requests; null: the profile's default.
 
     Attributes:
         mem_mb: memory, MB.
-        runtime: minutes of the first attempt; the n-th gets n times as many.
+        runtime: minutes of the first attempt; attempt n gets n times as many.
         gpu: GPUs, on one node.
-        together: how many jobs of the rule at most share a submission, one after another.
+        jobs_per_submission: at most so many jobs of the rule run in one submission, one after another.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -74,15 +74,15 @@ class Needs(StrictModel):
     mem_mb: Annotated[Amount | None, BeforeValidator(Amount.of)] = None
     runtime: Annotated[Amount | None, BeforeValidator(Amount.of)] = None
     gpu: Annotated[Amount | None, BeforeValidator(Amount.of)] = None
-    together: int = Field(1, ge=1)
+    jobs_per_submission: int = Field(1, ge=1)
 
-    def replaced_by(self, other: Needs) -> Needs:
-        """With what ``other`` names in place of this."""
-        return self.model_copy(update={key: need for key in other.model_fields_set if (need := getattr(other, key))})
+    def overridden_by(self, other: JobNeeds) -> JobNeeds:
+        """Return a copy in which the values that ``other`` sets replace these."""
+        return self.model_copy(update={key: value for key in other.model_fields_set if (value := getattr(other, key))})
 
 
 class Site(StrictModel):
-    """One cluster's ways; ``profiles/slurm/site.example.yaml`` tells each key."""
+    """Settings of one cluster; ``profiles/slurm/site.example.yaml`` explains each key."""
 
     account: Word | None = None
     qos: Word | None = None
@@ -96,14 +96,14 @@ class Site(StrictModel):
     warning_s: int = Field(300, ge=1, le=65535)
     jobs: int = Field(100, ge=1)
     status_command: Literal["squeue", "sacct"] = "squeue"
-    needs: dict[str, Needs] = Field(default_factory=dict)
+    needs: dict[str, JobNeeds] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path = SITE) -> Site:
-        """The site's file; where there is none, a cluster without accounts and with one partition.
+        """Read the site's file; without one, use the defaults (no account, the default partition).
 
         Raises:
-            ConfigError: it is no YAML, or a key or value in it cannot be used.
+            ConfigError: it is not YAML, or a key or value is invalid.
         """
         if not path.exists():
             return cls()
@@ -111,45 +111,45 @@ class Site(StrictModel):
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
             raise ConfigError(f"{path}: {explain(error, cls)}",
-                              "profiles/slurm/site.example.yaml tells every key") from None
+                              "profiles/slurm/site.example.yaml explains every key") from None
 
     def default_resources(self, **needs: int) -> Resources:
-        """Snakemake's ``default-resources``: what a rule asks for that ``set_resources`` does not name."""
-        return {"nodes": 1, "turn": 1, **self._resources(Needs.model_validate(needs)), **_words(
+        """Return Snakemake's ``default-resources``, for all that ``set_resources`` does not set."""
+        return {"nodes": 1, "turn": 1, **self._resources(JobNeeds.model_validate(needs)), **_quoted(
             slurm_account=self.account, slurm_partition=self.partition, qos=self.qos, constraint=self.constraint,
             slurm_extra=f"--signal=USR1@{self.warning_s} {self.extra}".rstrip())}
 
-    def needs_of(self, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Needs]:
-        """The needs of the profile's rules, on this site.
+    def needs_of(self, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, JobNeeds]:
+        """Return the needs of the profile's rules, with this site's overrides.
 
         Raises:
-            ConfigError: the site names a rule that the profile does not name.
+            ConfigError: the site names a rule that is not in the profile.
         """
         for rule in self.needs.keys() - rules.keys():
             raise ConfigError(f"{SITE}: needs.{rule}: no such rule in the profile", nearest(rule, rules))
-        return {rule: Needs.model_validate(needs).replaced_by(self.needs.get(rule, Needs()))
+        return {rule: JobNeeds.model_validate(needs).overridden_by(self.needs.get(rule, JobNeeds()))
                 for rule, needs in rules.items()}
 
     def set_resources(self, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Resources]:
-        """Snakemake's ``set-resources``, from the profile's rules and their needs; errors as ``needs_of``."""
+        """Return Snakemake's ``set-resources`` for the profile's rules; raises as ``needs_of``."""
         return {rule: self._resources(needs) for rule, needs in self.needs_of(rules).items()}
 
-    def _resources(self, needs: Needs) -> Resources:
-        found: Resources = {}
+    def _resources(self, needs: JobNeeds) -> Resources:
+        resources: Resources = {}
         if needs.mem_mb:
-            found["mem_mb"] = needs.mem_mb.resource
+            resources["mem_mb"] = needs.mem_mb.resource
         if needs.runtime:
-            longest = max(1, self.max_runtime // needs.together)
-            found["runtime"] = f"min({needs.runtime.resource} * attempt, {longest})"
+            longest = max(1, self.max_runtime // needs.jobs_per_submission)
+            resources["runtime"] = f"min({needs.runtime.resource} * attempt, {longest})"
         if needs.gpu:
             gpu = needs.gpu.resource
             model = f"{self.gpu_model}:" if self.gpu_model else ""
-            found |= ({"gres": f"'gpu:{model}' + str({gpu}) if {gpu} else None"} if self.gpus_by == "gres" else
+            resources |= ({"gres": f"'gpu:{model}' + str({gpu}) if {gpu} else None"} if self.gpus_by == "gres" else
                       {"gpu": gpu, "gpu_model": f"{self.gpu_model!r} if {gpu} else None"})
-            found["slurm_partition"] = f"{self.gpu_partition or self.partition!r} if {gpu} else {self.partition!r}"
-        return found
+            resources["slurm_partition"] = f"{self.gpu_partition or self.partition!r} if {gpu} else {self.partition!r}"
+        return resources
 
 
-def _words(**words: str | None) -> Resources:
-    """Words that are not null, quoted: Snakemake would take a bare ``all`` for Python's."""
+def _quoted(**words: str | None) -> Resources:
+    """The words that are not null, quoted: Snakemake would evaluate a bare ``all`` as Python."""
     return {key: repr(word) for key, word in words.items() if word is not None}

@@ -36,7 +36,7 @@ from turncredit.seeding import digest, permutation
 from turncredit.tasks.registry import make_task
 from turncredit.tasks.tool_search import protocol as tool_search
 from turncredit.training.batch import Batch, MicroBatch
-from turncredit.training.learner import finite
+from turncredit.training.learner import check_finite
 from turncredit.training.run import read_split
 from turncredit.types import Question, Transcript, Turn, TurnStop
 
@@ -122,7 +122,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
             part = -logprob_N.sum() / tokens
             part.backward()
             loss += part.item()
-        finite("the warm start's gradient", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        check_finite("the warm start's gradient", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         for optimizer in optimizers:
             optimizer.step()
         bar.update()

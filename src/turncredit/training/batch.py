@@ -1,6 +1,6 @@
-"""Rows as padded micro-batches, and the way back to the flat order of loss tokens.
+"""Batches: token arrays of rows, padded micro-batches, and their indices in the flat order of loss tokens.
 
-``_N`` counts the loss tokens of all rows: rows in order, tokens in order (``TokenCredit``'s order).
+The suffix ``_N`` runs over the loss tokens of all rows, row by row (the order of ``TokenCredit``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class MicroBatch:
     Attributes:
         ids_B_T, attention_B_T: int64; padding has id ``pad_id`` and attention 0.
         loss_mask_B_T: bool; true on the sampled tokens that a row owns.
-        flat_N: where its loss tokens (row-major) stand in the flat order of the whole batch.
+        flat_N: indices of its loss tokens (row-major) in the flat order of the whole batch.
     """
 
     ids_B_T: Tensor
@@ -31,17 +31,17 @@ class MicroBatch:
     flat_N: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on another device; ``flat_N`` too."""
+        """Return a copy on another device; ``flat_N`` moves too."""
         return MicroBatch(*(getattr(self, name).to(device) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Token arrays of all rows, made once a step.
+    """Token arrays of all rows of a training step.
 
     Attributes:
         ids_R, loss_mask_R: one int64 and one bool array a row, of equal length.
-        start_R: where a row's loss tokens begin in the flat order; one more entry, their number N.
+        start_R: index of each row's first loss token in the flat order; the last entry is N.
         old_logprob_N: the sampler's log-probabilities, float32.
     """
 
@@ -62,18 +62,18 @@ class Batch:
 
     @property
     def trained(self) -> list[int]:
-        """Rows that own at least one loss token."""
+        """Indices of the rows that own at least one loss token."""
         return [r for r, count in enumerate(np.diff(self.start_R)) if count]
 
     def flat(self, rows: Sequence[int]) -> Tensor:
-        """Flat places of these rows' loss tokens, row by row."""
+        """Return the flat indices of these rows' loss tokens, row by row."""
         return torch.from_numpy(np.concatenate([np.arange(self.start_R[r], self.start_R[r + 1]) for r in rows]))
 
     def micro_batches(self, rows: Sequence[int], most_tokens: int, pad_id: int = 0) -> list[MicroBatch]:
-        """Pack rows of like length together, at most ``most_tokens`` padded tokens a forward pass.
+        """Pack rows of similar length, at most ``most_tokens`` padded tokens per forward pass.
 
-        Deterministic: rows are sorted by length, ties by index. A row longer than ``most_tokens``
-        goes alone. Every row is in exactly one micro-batch.
+        Deterministic: rows are sorted by length, ties by index. A row longer than ``most_tokens`` is a
+        micro-batch of its own. Every row is in exactly one micro-batch.
         """
         packs: list[list[int]] = []
         for r in sorted(rows, key=lambda r: (-len(self.ids_R[r]), r)):

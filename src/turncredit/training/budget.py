@@ -1,4 +1,4 @@
-"""How many questions a step takes, so that every arm samples as many tokens, or as many trajectories."""
+"""Questions per training step, chosen so that all arms sample equally many tokens or trajectories."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from turncredit.types import Transcript
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Keeps the tokens sampled so far near ``step * tokens_per_step``; all its state is here.
+    """Keeps the number of sampled tokens near ``step * tokens_per_step``; immutable.
 
     Attributes:
-        tokens_per_step: the target, sampled tokens (shared turns counted once).
-        tokens_per_question: moving average of what one question costs.
-        steps: steps observed.
-        spent: tokens sampled in them.
+        tokens_per_step: target of sampled tokens (shared turns counted once).
+        tokens_per_question: moving average.
+        steps: observed steps.
+        spent: tokens sampled in these steps.
     """
 
     tokens_per_step: int
@@ -26,7 +26,7 @@ class TokenBudget:
     spent: int = 0
 
     def questions(self, most: int) -> int:
-        """Questions of the next step, 1 to ``most``; what the last steps missed is made up for.
+        """Return the questions of the next step, 1 to ``most``; it compensates the error of earlier steps.
 
         >>> TokenBudget(2000, 100.0).questions(500), TokenBudget(2000, 100.0, steps=1, spent=2500).questions(500)
         (20, 15)
@@ -35,16 +35,16 @@ class TokenBudget:
         return min(max(round(left / self.tokens_per_question), 1), most)
 
     def observe(self, questions: int, tokens: int, decay: float = 0.7) -> TokenBudget:
-        """The budget after a step that sampled ``tokens`` for ``questions``."""
+        """Return the budget after a step that sampled ``tokens`` tokens for ``questions`` questions."""
         average = decay * self.tokens_per_question + (1 - decay) * tokens / questions
         return replace(self, tokens_per_question=average, steps=self.steps + 1, spent=self.spent + tokens)
 
 
 def questions_of(trajectories: int | None, branching: Sequence[int], budget: TokenBudget, most: int) -> int:
-    """Questions of the next step, 1 to ``most``.
+    """Return the questions of the next step, 1 to ``most``.
 
     Args:
-        trajectories: of a step, counting each leaf of a tree; None: as many tokens as ``budget`` says.
+        trajectories: of a step, counting each leaf of a tree; None: use the token budget.
         branching: actions sampled from each state, for every turn.
         budget: the token budget.
         most: the size of an epoch.
@@ -58,9 +58,9 @@ def questions_of(trajectories: int | None, branching: Sequence[int], budget: Tok
 
 
 def tokens_per_question(branching: Sequence[int], transcripts: Sequence[Transcript]) -> float:
-    """Expected sampled tokens of one question, from episodes that were not branched.
+    """Estimate the sampled tokens of one question from episodes without branching.
 
-    Turn k is sampled branching_1 * ... * branching_k times, as often as an episode gets there.
+    Turn k is sampled branching_1 * ... * branching_k times in each episode that reaches it.
 
     Args:
         branching: actions sampled from each state, for every turn.

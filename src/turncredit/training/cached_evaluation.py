@@ -1,7 +1,8 @@
-"""An evaluation made by the process that trained, which the workflow takes when it asks for one.
+"""Caches the final evaluation made at the end of training.
 
-Loading torch and transformers takes a process longer than a small policy needs for all test questions.
-It is kept under a name that says what it was made of, so nothing but that very evaluation is ever taken.
+For small policies, loading torch and transformers takes longer than playing all test questions. So
+the training process evaluates too, and a later ``turncredit evaluate`` takes its result. The file's
+name is a hash of everything that the evaluation depends on.
 """
 
 from __future__ import annotations
@@ -14,28 +15,31 @@ from turncredit.files import atomic, json_sha256, sha256
 from turncredit.training.run_folder import RunPaths
 
 
-def place(config: RunConfig, retriever: RetrieverConfig, paths: RunPaths) -> Path:
-    """The file of an evaluation of this configuration, retriever, index, world and trained policy.
+def cache_path(config: RunConfig, retriever: RetrieverConfig, paths: RunPaths) -> Path:
+    """Return the cache file of this configuration, retriever, index, data and trained policy.
 
     Raises:
-        DataError: one of them is not there.
+        DataError: the data, the index or the policy is missing.
     """
     files = [paths.data / "world.json", paths.index / "index.json", *sorted(paths.final_policy.glob("*.safetensors"))]
     name = json_sha256([config.digest(), retriever.model_dump(mode="json"), *map(sha256, files)])
     return paths.checkpoints / f"evaluation-{name[:16]}.csv"
 
 
-def forget(paths: RunPaths) -> None:
-    """Remove what was kept for an earlier policy."""
-    for kept in paths.checkpoints.glob("evaluation-*.csv"):
-        kept.unlink()
+def clear(paths: RunPaths) -> None:
+    """Remove all cached evaluations of a run."""
+    for cached in paths.checkpoints.glob("evaluation-*.csv"):
+        cached.unlink()
 
 
-def take(kept: Path, output: Path) -> bool:
-    """Move a kept evaluation to ``output``; False if there is none. Asked again, it is made afresh."""
-    if not kept.exists():
+def pop(cached: Path, output: Path) -> bool:
+    """Move a cached evaluation to ``output``; return False if there is none.
+
+    It is used once: if the workflow evaluates again, it wants a new evaluation.
+    """
+    if not cached.exists():
         return False
     with atomic(output) as temporary:
-        temporary.write_bytes(kept.read_bytes())
-    kept.unlink()
+        temporary.write_bytes(cached.read_bytes())
+    cached.unlink()
     return True

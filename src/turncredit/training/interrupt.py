@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1 (SLURM's warning) as a question that the trainer asks at safe places."""
+"""Stop requests: SIGTERM and SIGUSR1 (SLURM's warning) are recorded and checked at safe places."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from turncredit.distributed.processes import ALONE, Processes
+from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.errors import Interrupted
-from turncredit.policy.engines.base import Engine, Images, Sample, StreamingEngine, Weights
+from turncredit.policy.engines.base import Engine, Sample, StreamingEngine, Weights
 
 
 class StopRequest:
-    """Whether the process was asked to stop."""
+    """Records whether a signal has asked this process to stop; ``name`` is the signal's, or None."""
 
     def __init__(self) -> None:
         self.name: str | None = None
 
-    def check(self, processes: Processes = ALONE) -> None:
-        """Raise ``Interrupted`` if a signal has arrived, at any of the processes that ask together."""
-        arrived = [name for name in processes.gather(self.name) if name is not None]
+    def check(self, processes: Processes = SINGLE_PROCESS) -> None:
+        """Raise ``Interrupted`` if a signal has arrived at any rank; all ranks call this together."""
+        arrived = [name for name in processes.all_gather(self.name) if name is not None]
         if arrived:
-            raise Interrupted(f"stopped by {arrived[0]}", "run the same command again to go on")
+            raise Interrupted(f"stopped by {arrived[0]}", "run the same command again to resume")
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Listen to SIGTERM and SIGUSR1 while the block runs; the handlers before it come back."""
+        """Handle SIGTERM and SIGUSR1 while the block runs; then restore the previous handlers."""
 
-        def note(number: int, frame: FrameType | None) -> None:
+        def record(number: int, frame: FrameType | None) -> None:
             self.name = signal.Signals(number).name
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        before = {number: signal.signal(number, record) for number in (signal.SIGTERM, signal.SIGUSR1)}
         try:
             yield self
         finally:
@@ -40,7 +40,7 @@ class StopRequest:
 
 
 class StoppableEngine:
-    """An engine that is asked to stop between two turns; rollouts change no state, so they may be left."""
+    """An engine that checks for a stop request before each call; a rollout changes no state, so it may be dropped."""
 
     def __init__(self, engine: Engine, request: StopRequest) -> None:
         self._engine, self._request = engine, request
@@ -51,8 +51,7 @@ class StoppableEngine:
         return self._engine.weight_version
 
     def generate(self, contexts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None, max_tokens: int,
-                 temperature: float, stop_tags: tuple[str, ...],
-                 multi_modal: Sequence[Images] | None = None) -> list[Sample]:
+                 temperature: float, stop_tags: tuple[str, ...]) -> list[Sample]:
         """See ``Engine.generate``.
 
         Raises:
@@ -60,7 +59,7 @@ class StoppableEngine:
         """
         self._request.check()
         return self._engine.generate(contexts, seeds=seeds, max_tokens=max_tokens, temperature=temperature,
-                                     stop_tags=stop_tags, multi_modal=multi_modal)
+                                     stop_tags=stop_tags)
 
     def reset_prefix_cache(self) -> None:
         """See ``Engine.reset_prefix_cache``."""
@@ -75,27 +74,27 @@ class StoppableEngine:
         self._engine.sleep()
 
 
-class StoppableStream(StoppableEngine):
-    """The same for an engine whose turns end one by one."""
+class StoppableStreamingEngine(StoppableEngine):
+    """A ``StoppableEngine`` that is a ``StreamingEngine`` too."""
 
-    def __init__(self, engine: Engine, turns: StreamingEngine, request: StopRequest) -> None:
+    def __init__(self, engine: Engine, streaming: StreamingEngine, request: StopRequest) -> None:
         super().__init__(engine, request)
-        self._turns = turns
+        self._streaming = streaming
 
     async def sample(self, context: Sequence[int], *, seed: int | None, max_tokens: int, temperature: float,
-                     stop_tags: tuple[str, ...], images: Images = ()) -> Sample:
+                     stop_tags: tuple[str, ...]) -> Sample:
         """See ``StreamingEngine.sample``.
 
         Raises:
             Interrupted: a signal has arrived at this process.
         """
         self._request.check()
-        return await self._turns.sample(context, seed=seed, max_tokens=max_tokens, temperature=temperature,
-                                        stop_tags=stop_tags, images=images)
+        return await self._streaming.sample(context, seed=seed, max_tokens=max_tokens, temperature=temperature,
+                                            stop_tags=stop_tags)
 
 
 def stoppable(engine: Engine, request: StopRequest) -> StoppableEngine:
-    """``engine``, asked to stop between two turns; turns end one by one if its own do."""
+    """Wrap ``engine`` so that it checks for a stop request; a ``StreamingEngine`` stays one."""
     if isinstance(engine, StreamingEngine):
-        return StoppableStream(engine, engine, request)
+        return StoppableStreamingEngine(engine, engine, request)
     return StoppableEngine(engine, request)

@@ -1,9 +1,10 @@
-"""The policy, its reference and its critic, and the optimiser steps of one batch.
+"""The learner: policy, reference, critic, their optimisers, and the update from one batch.
 
-Algorithm-blind: it sees tokens and their credit. Losses are sums that carry their weights, so any
-split into micro-batches has the same gradient. Models stay in evaluation mode: dropout would make
-the importance ratio differ from 1 before any update, and would need a random state. Several
-processes share the forward and backward passes of a batch and take the same step (``layout``).
+The learner does not depend on the algorithm: it sees tokens and their credit. Losses are weighted
+sums, so every split into micro-batches has the same gradient. Models stay in evaluation mode:
+dropout would make the importance ratio differ from 1 before any update, and would need a random
+state. Several ranks share the forward and backward passes of a batch and take the same step
+(``distributed.layout``).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from turncredit.config.runtime import LaunchConfig, Offload
 from turncredit.config.training import TrainingConfig
 from turncredit.credit.base import TokenCredit
-from turncredit.distributed.layout import make_layout, share
-from turncredit.distributed.processes import ALONE, Processes
+from turncredit.distributed.layout import local_packs, make_layout
+from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.errors import NonFiniteError
 from turncredit.losses import entropy_loss, kl_k3, policy_loss, tree_policy_loss, value_loss
 from turncredit.policy.model import Critic, token_logprobs, token_values
@@ -35,7 +36,7 @@ from turncredit.training.batch import Batch, MicroBatch
 
 
 def warm_up(step: int, warmup_steps: int) -> float:
-    """Share of the learning rate in training step ``step`` (from 0): linear, then constant.
+    """Factor of the learning rate in training step ``step`` (from 0): linear warm-up, then 1.
 
     >>> [warm_up(step, 4) for step in (0, 1, 3, 9)]
     [0.25, 0.5, 1.0, 1.0]
@@ -43,14 +44,14 @@ def warm_up(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup_steps))
 
 
-def split(rows: Sequence[int], parts: int, *seed: int | str) -> list[list[int]]:
-    """Rows in a seeded order, cut into at most ``parts`` minibatches of like size, none empty."""
+def split_minibatches(rows: Sequence[int], count: int, *seed: int | str) -> list[list[int]]:
+    """Shuffle rows by ``seed`` and split them into at most ``count`` minibatches of similar size, none empty."""
     order = [rows[i] for i in permutation(len(rows), *seed)]
-    return [sorted(part.tolist()) for part in np.array_split(order, min(parts, len(rows)))]
+    return [sorted(minibatch.tolist()) for minibatch in np.array_split(order, min(count, len(rows)))]
 
 
 class Scorer(nn.Module):
-    """A policy whose forward pass is what training asks of it, so that whatever shards it sees that pass."""
+    """A policy whose forward pass gives log-probabilities, so that sharding hooks run on the pass of training."""
 
     def __init__(self, policy: PreTrainedModel) -> None:
         super().__init__()
@@ -61,29 +62,29 @@ class Scorer(nn.Module):
         """See ``policy.model.token_logprobs``."""
         logprob_N, entropy_N = token_logprobs(self.policy, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T,
                                               temperature, entropy_gradient=entropy_gradient)
-        return logprob_N.clone(), entropy_N  # no view: what shards a module hangs its hooks on what it returns
+        return logprob_N.clone(), entropy_N  # no view: FSDP registers its hooks on the outputs
 
 
 class Learner:
-    """Owner of all weights and optimisers of a run. Processes call each method together.
+    """Owns all weights and optimisers of a run. All ranks call each method together.
 
     Args:
         policy: trained in place.
         critic: trained in place, or None.
-        reference: frozen, or None where KL has no weight.
+        reference: frozen, or None if the KL coefficient is 0.
         settings: the run's training settings.
         device: ``cpu`` or ``cuda``.
-        launch: precision, gradient checkpointing and what is offloaded.
-        processes: who shares the work.
+        launch: precision, gradient checkpointing and offload.
+        processes: of the run.
 
     Attributes:
-        policy, critic, reference: the same models; parts of them where weights are sharded.
-        layout: where the weights are (``layout.shards``: an engine in this process needs a model of its own).
+        policy, critic, reference: the same models; sharded if the layout shards weights.
+        layout: places the weights (if ``layout.is_sharded``, an engine in this process needs its own model).
     """
 
     def __init__(self, policy: PreTrainedModel, critic: Critic | None, reference: PreTrainedModel | None,
                  settings: TrainingConfig, device: str = "cpu", launch: LaunchConfig | None = None,
-                 processes: Processes = ALONE) -> None:
+                 processes: Processes = SINGLE_PROCESS) -> None:
         self.settings, self.processes, self.launch = settings, processes, launch or LaunchConfig()
         self.accelerator = Accelerator(cpu=device == "cpu")
         self.layout = make_layout(self.accelerator, self.launch, processes, settings.max_grad_norm)
@@ -96,72 +97,73 @@ class Learner:
         if reference is not None:
             self.reference = self.layout.freeze(Scorer(reference).eval(), "reference")
 
-    def _prepare(self, module: nn.Module, learning_rate: float, part: Offload | None = None) -> tuple[Any, Any]:
+    def _prepare(self, module: nn.Module, learning_rate: float, component: Offload | None = None) -> tuple[Any, Any]:
         betas = (self.settings.adam_beta1, self.settings.adam_beta2)
         if self.launch.gradient_checkpointing:
-            for model in (found for found in module.modules() if isinstance(found, PreTrainedModel)):
+            for model in (child for child in module.modules() if isinstance(child, PreTrainedModel)):
                 model.gradient_checkpointing_enable({"use_reentrant": False})
-        return self.layout.place(
-            module.eval(), lambda those: torch.optim.AdamW(those, learning_rate, betas, weight_decay=0.0), part)
+        return self.layout.prepare(
+            module.eval(), lambda parameters: torch.optim.AdamW(parameters, learning_rate, betas, weight_decay=0.0),
+            component)
 
     # Log-probabilities and values before an update ---------------------------------------------
 
     @torch.no_grad()
     def reference_logprobs(self, batch: Batch) -> Tensor | None:
-        """``reference_logprob_N`` at the run's temperature, or None without a reference."""
+        """Return ``reference_logprob_N`` at the run's temperature, or None without a reference."""
         if self.reference is None:
             return None
-        found_N = torch.zeros(len(batch.old_logprob_N))
-        with self.layout.awake(self.reference, "reference"):
+        reference_N = torch.zeros(len(batch.old_logprob_N))
+        with self.layout.onload(self.reference, "reference"):
             for micro, counts in self._micro_batches(batch, batch.trained):
                 logprob_N = self._logprobs(self.reference, micro)[0].float().cpu()
                 if counts:
-                    found_N[micro.flat_N.cpu()] = logprob_N
-        return self.processes.total(found_N)
+                    reference_N[micro.flat_N.cpu()] = logprob_N
+        return self.processes.all_reduce(reference_N)
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor | None:
-        """``value_N``: the return predicted before each loss token; None without a critic."""
+        """Return ``value_N``, the return predicted before each loss token, or None without a critic."""
         if self.critic is None:
             return None
-        found_N = torch.zeros(len(batch.old_logprob_N))
-        with self.layout.awake(self.critic, "critic"):
+        value_N = torch.zeros(len(batch.old_logprob_N))
+        with self.layout.onload(self.critic, "critic"):
             for micro, counts in self._micro_batches(batch, batch.trained):
-                value_N = self._values(self.critic, micro).cpu()
+                micro_value_N = self._values(self.critic, micro).cpu()
                 if counts:
-                    found_N[micro.flat_N.cpu()] = value_N
-        return self.processes.total(found_N)
+                    value_N[micro.flat_N.cpu()] = micro_value_N
+        return self.processes.all_reduce(value_N)
 
     # Update ------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, credit: TokenCredit, *, step: int, seed: int, kl_in_loss: bool,
                reference_logprob_N: Tensor | None, old_value_N: Tensor | None) -> dict[str, float]:
-        """All optimiser steps of one batch; returns their metrics (means over optimiser steps).
+        """Take all optimiser steps of one batch; return their metrics (means over optimiser steps).
 
-        A minibatch's weights are divided by their sum, so that every optimiser step sees a mean.
+        A minibatch's weights are divided by their sum, so that the loss of every optimiser step is a mean.
 
         Args:
             batch, credit: tokens and their credit.
             step: training step from 0, for the warm-up and the order of rows.
             seed: the run's seed.
-            kl_in_loss: whether beta KL(policy || reference) is added to the policy's loss.
-            reference_logprob_N, old_value_N: see above.
+            kl_in_loss: add beta KL(policy || reference) to the policy's loss.
+            reference_logprob_N, old_value_N: of ``reference_logprobs`` and ``values``.
 
         Raises:
-            NonFiniteError: a log-probability, loss or gradient is NaN or infinite. The weights are
-                then those after the last good optimiser step; checkpoints are untouched.
+            NonFiniteError: a log-probability, loss or gradient is NaN or infinite. The weights stay
+                those of the last good optimiser step; checkpoints are untouched.
         """
         settings = self.settings
         _set_learning_rate(self.policy_optimizer, settings.learning_rate * warm_up(step, settings.warmup_steps))
         if self.critic is not None:
             _set_learning_rate(self.critic_optimizer,
                                settings.critic_learning_rate * warm_up(step, settings.critic_warmup_steps))
-        finite("the sampler's log-probabilities", batch.old_logprob_N)
-        finite("the advantages", credit.advantage_N)
+        check_finite("the sampler's log-probabilities", batch.old_logprob_N)
+        check_finite("the advantages", credit.advantage_N)
         reports = []
-        with self.processes.waiting():
+        with self.processes.network_errors():
             for epoch in range(settings.inner_epochs):
-                for rows in split(batch.trained, settings.minibatches, seed, "minibatches", step, epoch):
+                for rows in split_minibatches(batch.trained, settings.minibatches, seed, "minibatches", step, epoch):
                     flat = batch.flat(rows)
                     scale = 1.0 / credit.weight_N[flat].sum().item()
                     micros = self._micro_batches(batch, rows)
@@ -171,15 +173,15 @@ class Learner:
                         report |= self._critic_step(self.critic, micros, credit, credit.return_N, old_value_N, scale)
                     reports.append(report)
         means = {name: sum(report[name] for report in reports) / len(reports) for name in reports[0]}
-        # Only before the first optimiser step are sampler and trainer the same policy.
+        # Sampler and trainer are the same policy only before the first optimiser step.
         return means | {"sampler_trainer_kl": reports[0]["sampler_trainer_kl"]}
 
     def _policy_step(self, micros: Sequence[tuple[MicroBatch, bool]], batch: Batch, credit: TokenCredit, scale: float,
                      tokens: int, reference_logprob_N: Tensor | None) -> dict[str, float]:
-        """One optimiser step of the policy, on ``tokens`` loss tokens of all processes; its metrics."""
+        """Take one optimiser step of the policy, on ``tokens`` loss tokens over all ranks; return its metrics."""
         report = dict.fromkeys(("policy_loss", "entropy", "clip_fraction", "sampler_trainer_kl"), 0.0)
         with self._training(self.scorer, None, self.policy_optimizer):
-            for place, (micro, counts) in enumerate(micros, start=1):
+            for index, (micro, counts) in enumerate(micros, start=1):
                 def here(value_N: Tensor, micro: MicroBatch = micro) -> Tensor:
                     return value_N[micro.flat_N.cpu()].to(self.accelerator.device)
 
@@ -199,43 +201,44 @@ class Learner:
                 negative_entropy = entropy_loss(entropy_N, weight_N)
                 if self.settings.entropy_coefficient:
                     loss = loss + self.settings.entropy_coefficient * negative_entropy
-                self.layout.backward(loss, last=place == len(micros))
+                self.layout.backward(loss, last=index == len(micros))
                 if counts:
                     with torch.no_grad():
                         report["policy_loss"] += loss.item()
                         report["entropy"] -= negative_entropy.item()
                         report["clip_fraction"] += clipped.item() / tokens
                         drift = kl_k3(old_N, logprob_N, torch.ones_like(old_N)).item()
-                        report["sampler_trainer_kl"] += max(0.0, drift) / tokens  # rounding may leave -1e-9
+                        report["sampler_trainer_kl"] += max(0.0, drift) / tokens  # rounding may give -1e-9
             report = self._total(report)
-            finite("the policy's loss", torch.tensor(report["policy_loss"]))
+            check_finite("the policy's loss", torch.tensor(report["policy_loss"]))
             return report | {"grad_norm": self._optimizer_step(self.scorer, self.policy_optimizer, "the policy")}
 
     def _critic_step(self, critic: Critic, micros: Sequence[tuple[MicroBatch, bool]], credit: TokenCredit,
                      return_N: Tensor, old_value_N: Tensor, scale: float) -> dict[str, float]:
-        """One optimiser step of the critic; its metrics."""
+        """Take one optimiser step of the critic; return its metrics."""
         report = {"value_loss": 0.0}
         with self._training(critic, "critic", self.critic_optimizer):
-            for place, (micro, counts) in enumerate(micros, start=1):
+            for index, (micro, counts) in enumerate(micros, start=1):
                 old_N, target_N, weight_N = (t[micro.flat_N.cpu()].to(self.accelerator.device)
                                              for t in (old_value_N, return_N, credit.weight_N))
                 loss = value_loss(self._values(critic, micro), old_N, target_N,
                                   weight_N * (scale if counts else 0.0), value_clip=self.settings.value_clip)
-                self.layout.backward(loss, last=place == len(micros))
+                self.layout.backward(loss, last=index == len(micros))
                 report["value_loss"] += loss.item() if counts else 0.0
             report = self._total(report)
-            finite("the critic's loss", torch.tensor(report["value_loss"]))
+            check_finite("the critic's loss", torch.tensor(report["value_loss"]))
             return report | {"critic_grad_norm": self._optimizer_step(critic, self.critic_optimizer, "the critic")}
 
     @contextmanager
-    def _training(self, module: nn.Module, part: Offload | None, optimizer: Any) -> Iterator[None]:
-        """One optimiser step: fresh gradients, offloaded parts at hand, layers that compute themselves again.
+    def _training(self, module: nn.Module, component: Offload | None, optimizer: Any) -> Iterator[None]:
+        """Set up one optimiser step: zero gradients, onloaded weights, gradient checkpointing.
 
-        transformers recomputes a layer only if the layer is in training mode, which is said here of the
-        layer alone: dropout is asked of the modules inside it. Elsewhere a cache may pass through it.
+        transformers recomputes a layer only if the layer is in training mode. Only the layer itself is
+        set to it: dropout reads the mode of the modules inside. Afterwards the mode is reset, because a
+        layer in training mode refuses a key-value cache.
         """
-        layers = [found for found in module.modules() if isinstance(found, GradientCheckpointingLayer)]
-        with self.layout.awake(module, part, optimizer):
+        layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
+        with self.layout.onload(module, component, optimizer):
             optimizer.zero_grad()
             for layer in layers:
                 layer.training = self.launch.gradient_checkpointing
@@ -246,13 +249,13 @@ class Learner:
                     layer.training = False
 
     def _total(self, report: dict[str, float]) -> dict[str, float]:
-        """Sums over processes; every process then sees the same numbers, and refuses the same."""
-        parts = self.processes.gather(report)
-        return {name: sum(part[name] for part in parts) for name in report}
+        """Sum a report over ranks, so that all ranks see the same numbers and raise the same errors."""
+        reports = self.processes.all_gather(report)
+        return {name: sum(other[name] for other in reports) for name in report}
 
     def _optimizer_step(self, model: nn.Module, optimizer: Any, name: str) -> float:
-        """Clip, step; the gradient's norm before clipping."""
-        norm = self.layout.clip(model)
+        """Clip the gradient and take the step; return the gradient's norm before clipping."""
+        norm = self.layout.clip_gradients(model)
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient of {name} is not finite (norm {norm})", _LOWER)
         optimizer.step()
@@ -261,12 +264,12 @@ class Learner:
     # Forward passes ----------------------------------------------------------------------------
 
     def _micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
-        """This process's share, and whether each counts (see ``layout.share``)."""
+        """This rank's micro-batches, and whether each counts (see ``layout.local_packs``)."""
         micros = batch.micro_batches(rows, self.settings.micro_batch_tokens)
-        return [(micro.to(self.accelerator.device), counts) for micro, counts in share(micros, self.processes)]
+        return [(micro.to(self.accelerator.device), counts) for micro, counts in local_packs(micros, self.processes)]
 
     def _logprobs(self, scorer: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (at the run's temperature) and entropies of the loss tokens."""
+        """Return log-probabilities (at the run's temperature) and entropies of the loss tokens."""
         with self._autocast():
             return scorer(micro, self.settings.temperature, self.settings.entropy_coefficient > 0)
 
@@ -279,35 +282,35 @@ class Learner:
 
     # State -------------------------------------------------------------------------------------
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The policy's whole weights by name, one at a time, for an engine; all processes go through it together."""
-        return self.layout.weights(self.policy)
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the policy's full weights by name, one at a time; all ranks must iterate to the end."""
+        return self.layout.full_weights(self.policy)
 
-    def collect(self) -> dict[str, Tensor]:
-        """The policy's whole weights in the host's memory of the first process; elsewhere nothing."""
-        return self.layout.collect(self.policy)
+    def gather_weights(self) -> dict[str, Tensor]:
+        """Return the policy's full weights in CPU memory on rank 0, {} on other ranks."""
+        return self.layout.gather_weights(self.policy)
 
     def save(self, folder: Path) -> None:
-        """Weights (the policy as a Hugging Face folder) and optimisers into ``folder``, the same for any layout.
+        """Write weights (the policy as a Hugging Face folder) and optimisers; the format is the same for all layouts.
 
-        All parts are gathered before the first process writes any.
+        Everything is gathered before rank 0 writes.
         """
-        policy = self.collect()
+        policy = self.gather_weights()
         optimizers = {"policy": self.layout.optimizer_state(self.policy_optimizer)}
         critic = {}
         if self.critic is not None:
-            critic = self.layout.collect(self.critic)
+            critic = self.layout.gather_weights(self.critic)
             optimizers["critic"] = self.layout.optimizer_state(self.critic_optimizer)
         self.layout.save_extra(folder)
-        if self.processes.first:
+        if self.processes.is_main:
             self.policy.save_pretrained(folder / "policy", state_dict=policy)
             if critic:
                 save_file(critic, folder / "critic.safetensors")
             torch.save(optimizers, folder / "optimizers.pt")
 
     def load(self, folder: Path) -> None:
-        """Optimisers and critic of ``folder``; the policy was loaded from ``folder/policy`` already."""
-        # mapped where every part is copied to a GPU: then no process holds all of it
+        """Load optimisers and critic from ``folder``; the policy was made from ``folder/policy``."""
+        # memory-mapped if all tensors are copied to a GPU: then no process holds the whole file
         optimizers = torch.load(folder / "optimizers.pt", weights_only=True, map_location="cpu",
                                 mmap=self.accelerator.device.type == "cuda")
         self.layout.load_optimizer(self.policy_optimizer, optimizers["policy"])
@@ -317,14 +320,14 @@ class Learner:
         self.layout.load_extra(folder)
 
 
-_LOWER = "look at the last metrics rows; a lower learning rate or max_grad_norm may help"
+_LOWER = "see the last rows of metrics.csv; try a lower training.learning_rate or training.max_grad_norm"
 
 
-def finite(name: str, value: Tensor) -> None:
-    """Refuse NaN and infinity.
+def check_finite(name: str, value: Tensor) -> None:
+    """Check that a tensor has no NaN and no infinity.
 
     Raises:
-        NonFiniteError: naming what is not finite.
+        NonFiniteError: it has; the message contains ``name``.
     """
     if not bool(torch.isfinite(value).all()):
         raise NonFiniteError(f"{name} is not finite", _LOWER)

@@ -1,4 +1,4 @@
-"""One writer a run: a lock that names its owner and dies with it."""
+"""The lock of a run's folder: one writer at a time."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from turncredit.files import writing
 def run_lock(folder: Path) -> Iterator[None]:
     """Hold ``folder``'s lock while the block runs.
 
-    The kernel holds the lock for the open file, so a dead owner's lock is gone with it; the file
-    stays, and only says who the last owner was.
+    The kernel locks the open file (flock), so the lock is released when its owner dies. The file
+    remains and names the last owner.
 
     Raises:
-        RunLockedError: another process writes here; the message names it.
-        DataError: the disk is full or the place is not writable.
+        RunLockedError: another process holds the lock; the message names it.
+        DataError: the disk is full or the folder is not writable.
     """
     path = folder / "lock.json"
     with writing(path):
@@ -36,13 +36,13 @@ def run_lock(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             owner = path.read_text(encoding="utf-8").strip()
             raise RunLockedError(f"{folder}: another process writes this run: {owner}",
-                                 "wait for it to end, or end it, and start again") from None
+                                 "wait for that process or stop it, then run the same command again") from None
         except OSError as error:
             raise RunLockedError(f"{path}: cannot be locked: {error.strerror}",
-                                 "keep checkpoints on a file system with locks (flock)") from error
-        me = {"host": socket.gethostname(), "pid": os.getpid(),
-              "started": datetime.now(UTC).isoformat(timespec="seconds")}
+                                 "put the checkpoints on a file system that supports flock") from error
+        owner_record = {"host": socket.gethostname(), "pid": os.getpid(),
+                        "started": datetime.now(UTC).isoformat(timespec="seconds")}
         with writing(path):
             file.truncate(0)
-            file.write(f"{json.dumps(me)}\n".encode())
+            file.write(f"{json.dumps(owner_record)}\n".encode())
         yield

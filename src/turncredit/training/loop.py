@@ -22,7 +22,7 @@ from tqdm import tqdm
 from turncredit.config.load import RunConfig
 from turncredit.credit.base import Estimator
 from turncredit.credit.rows import rows_of
-from turncredit.distributed.processes import ALONE, Processes
+from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.errors import Interrupted
 from turncredit.evaluation import Bench, Episode
 from turncredit.losses import kl_k3
@@ -101,7 +101,7 @@ class Trainer:
     folder: Path
     identity: str
     stop: StopRequest
-    processes: Processes = ALONE
+    processes: Processes = SINGLE_PROCESS
 
     def train(self, progress: Progress) -> Progress:
         """Go on from ``progress`` to the last step; a row and, where due, a checkpoint a step.
@@ -119,7 +119,7 @@ class Trainer:
             return replace(progress, wall_s=before + time.perf_counter() - started)
 
         self._hand_weights(progress.step)
-        with _ProgressBar(settings.steps, progress.step, shown=self.processes.first) as bar:
+        with _ProgressBar(settings.steps, progress.step, shown=self.processes.is_main) as bar:
             try:
                 while True:
                     progress = self._validated(progress)
@@ -140,16 +140,16 @@ class Trainer:
     def _save(self, progress: Progress) -> Path:
         def write(folder: Path) -> None:
             self.learner.save(folder)
-            if self.processes.first:
+            if self.processes.is_main:
                 progress.save(folder)
         return checkpoint.save(self.folder, progress.step, self.identity, write, processes=self.processes)
 
     def _write_metrics(self, progress: Progress) -> None:
-        self.processes.once(lambda: write_metrics(progress.rows, self.folder / "metrics.csv"))
+        self.processes.on_rank_0(lambda: write_metrics(progress.rows, self.folder / "metrics.csv"))
 
     def _hand_weights(self, version: int) -> None:
         """Have the engine sample from the learner's weights."""
-        weights = self.learner.weights()
+        weights = self.learner.full_weights()
         self.bench.engine.update_weights(weights, version)
         for _ in weights:  # what the engine did not look at: all processes gather each weight together
             pass
@@ -161,7 +161,7 @@ class Trainer:
         row: Row = dict(progress.rows[-1]) if progress.rows else {"step": 0}
         if not due or any(name.startswith("validation_") for name in row):
             return progress
-        episodes = self.processes.spread(self.validation, self.bench.chains)
+        episodes = self.processes.scatter_gather(self.validation, self.bench.chains)
         self.bench.engine.reset_prefix_cache()  # the next rollout starts from the same engine state as after a resume
         row |= validation_columns(episodes, self.config.train_on)
         return replace(progress, rows=(*progress.rows[:-1], row),
@@ -186,7 +186,7 @@ class Trainer:
         count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
         chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
         questions = [self.pool[i] for i in chosen]
-        groups = self.processes.spread(questions, lambda mine: self.bench.play(
+        groups = self.processes.scatter_gather(questions, lambda mine: self.bench.play(
             mine, branching, temperature=config.training.temperature,
             seed_of=lambda question, path: digest(config.seed, step, question, *path)))
         self.bench.engine.sleep()

@@ -1,4 +1,4 @@
-"""manifest.json: what a run was made of, for whoever wants to make it again."""
+"""Writes manifest.json: code revision, configuration, inputs, packages and hardware of a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PACKAGES = ("torch", "transformers", "accelerate", "tokenizers", "safetensors",
 
 
 def now() -> str:
-    """The time in UTC, to the second."""
+    """Return the time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def code_revision() -> tuple[str, bool | None]:
-    """The commit of this package's clone and whether tracked files differ from it; ("unknown", None) without git."""
+    """Return the clone's commit and whether tracked files differ from it; ("unknown", None) without git."""
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", str(Path(turncredit.__file__).parent), *arguments], check=True,
                               capture_output=True, text=True, timeout=60).stdout.strip()
@@ -38,7 +38,7 @@ def code_revision() -> tuple[str, bool | None]:
 
 
 def provenance() -> dict[str, Any]:
-    """Code, packages and hardware of this process."""
+    """Return code revision, package versions and hardware of this process."""
     revision, dirty = code_revision()
     packages = {}
     for name in _PACKAGES:
@@ -56,5 +56,5 @@ def provenance() -> dict[str, Any]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Write it, whole or not at all."""
+    """Write a manifest atomically."""
     write_text(path, json.dumps(manifest, indent=2, sort_keys=True) + "\n")

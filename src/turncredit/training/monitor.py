@@ -1,7 +1,7 @@
-"""Collapse, seen in the metrics: flags that are shown and never hide a run. Pure functions of the history.
+"""Collapse flags: pure functions of the metrics that detect a collapsed run. Flagged runs are still reported.
 
-The modes are those that replications of this paper met: rewards that never vary (so no gradient),
-answers that grow without end, searching up to the cap and never answering, and a lost format.
+They detect what replications of this paper met: rewards that never vary (so no gradient), answers
+that grow without end, agents that search up to the turn limit and never answer, and a lost format.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Mapping, Sequence
 
 MetricsRow = Mapping[str, float | str | None]
 
-WINDOW = 5  # training steps that must agree before a flag is raised
+WINDOW = 5  # consecutive training steps that must all meet a flag's condition
 SAMPLER_TRAINER_KL_GATE = 0.015  # prime-rl's gate
 
 
 def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[str, ...]:
-    """Names of the collapse modes that the last training steps show.
+    """Return the names of the collapse modes seen in the last training steps.
 
     - ``reward_flat``: the same total reward in every step, and no right answer;
     - ``zero_gradient``: gradient norms below 1e-6;
     - ``no_contrast``: every group's rewards are all equal;
     - ``length_explosion``: an episode samples over three times the tokens of the first steps;
-    - ``searches_pinned``: episodes use all their turns, and most end without an answer;
+    - ``searches_pinned``: episodes use all turns, and most end without an answer;
     - ``format_lost``: format correctness fell below a tenth of its best, which was above 0.3;
     - ``sampler_drift``: in the last step, sampler and trainer differ by a KL above 0.015.
 
     Args:
-        history: metrics rows, oldest first; rows without training (step 0) are passed over.
+        history: metrics rows, oldest first; rows without training (step 0) are skipped.
         max_turns: N_max.
 
     >>> step = {"reward_total": 0.0, "answer_correct": 0.0, "grad_norm": 1.0, "turns_mean": 1.0}
@@ -42,7 +42,7 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[st
         return [v for v in values if isinstance(v, int | float)]
 
     def lasting(name: str) -> list[float]:
-        """The window's values, or none while the window is not full."""
+        """The window's values; empty while the window is not full."""
         return values if len(values := last(name)) == WINDOW else []
 
     flags = []
@@ -67,7 +67,7 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[st
 
 
 def _episode_tokens(rows: Sequence[MetricsRow]) -> float:
-    """Sampled tokens a trajectory over some steps."""
+    """Mean sampled tokens of a trajectory over some steps."""
     def total(name: str) -> float:
         return sum(float(row[name] or 0) for row in rows)
     return total("tokens_sampled") / max(total("trajectories"), 1.0)

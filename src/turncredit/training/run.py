@@ -60,21 +60,21 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
     settle(config)
     with ExitStack() as held:
         processes = Processes.join(config.launch.processes, config.device)
-        processes.once(lambda: held.enter_context(run_lock(paths.checkpoints)))
+        processes.on_rank_0(lambda: held.enter_context(run_lock(paths.checkpoints)))
         stop = held.enter_context(StopRequest().listening())
-        pool, validation, test = processes.each(lambda: [
+        pool, validation, test = processes.on_all_ranks(lambda: [
             read_split(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
             for split in ("train", "validation", "test")])
-        made_of = processes.once(lambda: _inputs(paths))
+        made_of = processes.on_rank_0(lambda: _inputs(paths))
         identity = _identity(config, retriever_config, made_of)
-        found = processes.once(lambda: checkpoint.newest(paths.checkpoints, identity))
+        found = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity))
         progress = Progress(started=now()) if found is None else Progress.load(found)
         if found is not None:
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
         codec = Codec.load(paths.policy)
         estimator = make_estimator(config.algorithm, config.training)
         start = paths.policy if found is None else found / "policy"
-        where = config.device if processes.count == 1 else "cpu"  # whole models may not fit the GPU of a part
+        where = config.device if processes.world_size == 1 else "cpu"  # whole models may not fit the GPU of a part
         policy = load_policy(start, where)
         learner = Learner(
             policy, Critic(policy) if estimator.uses_critic else None,
@@ -84,12 +84,12 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
             learner.load(found)
         manifest = _manifest(config, made_of, test)
         running = {**manifest, **_course(progress, None)}
-        processes.once(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
+        processes.on_rank_0(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
-        search = processes.each(lambda: held.enter_context(retriever(paths.index, retriever_config)))
-        engine = processes.each(lambda: held.enter_context(make_engine(
+        search = processes.on_all_ranks(lambda: held.enter_context(retriever(paths.index, retriever_config)))
+        engine = processes.on_all_ranks(lambda: held.enter_context(make_engine(
             config.engine, codec, policy=paths.policy,
-            model=lambda: load_policy(start, config.device) if learner.layout.shards else learner.policy,
+            model=lambda: load_policy(start, config.device) if learner.layout.is_sharded else learner.policy,
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             local_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
@@ -98,7 +98,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
                           processes)
         progress = trainer.train(progress)
 
-        weights = learner.collect()
+        weights = learner.gather_weights()
         manifest |= _course(progress, now())
 
         def finish() -> None:
@@ -106,7 +106,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
             write_manifest(paths.checkpoints / "manifest.json", manifest)
             write_metrics(progress.rows, paths.run / "metrics.csv")
             write_manifest(paths.run / "manifest.json", manifest)
-        processes.once(finish)
+        processes.on_rank_0(finish)
 
 
 def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverConfig, *, data: Path, index: Path,

@@ -1,4 +1,4 @@
-"""Where a run reads and writes."""
+"""Input and output paths of a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from turncredit.config.load import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Where a run reads and writes.
+    """Input and output paths of a run.
 
     Attributes:
-        data: the world (``world.json``, ``questions/``).
+        data: questions (``world.json``, ``questions/``).
         index: the retriever's index.
-        policy: the base policy's folder, tokenizer included.
-        run: gets metrics.csv and manifest.json as the run's last act.
-        checkpoints: checkpoints, lock, live metrics and manifest, and the final policy.
+        policy: the base policy's folder, with its tokenizer.
+        run: results; metrics.csv and manifest.json are written at the end of the run.
+        checkpoints: checkpoints, lock, metrics and manifest of the running training, and the final policy.
+        events: TensorBoard event files.
     """
 
     data: Path
@@ -25,14 +26,15 @@ class RunPaths:
     policy: Path
     run: Path
     checkpoints: Path
+    events: Path
 
     @classmethod
     def under(cls, root: Path, config: RunConfig) -> RunPaths:
-        """The layout of the clone at ``root``."""
+        """Return the paths in the clone at ``root``."""
         run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
         policy = root / "policy" / config.scale / "base" / config.task.name
         return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
-                   root / "results" / run, root / "checkpoints" / run)
+                   root / "results" / run, root / "checkpoints" / run, root / "logs" / "tensorboard" / run)
 
     @property
     def final_policy(self) -> Path:

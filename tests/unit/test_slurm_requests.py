@@ -1,4 +1,4 @@
-"""What SLURM is asked for: the profile's table and a site's file become resources that hold in every attempt."""
+"""SLURM requests: the profile and a site file give valid resources for every rule, scale and attempt."""
 
 from __future__ import annotations
 
@@ -82,15 +82,16 @@ def test_later_attempts_get_more_time_but_never_more_than_the_partition_gives(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: str) -> None:
     site = profile("{max_runtime: 600, needs: {clean_policy: {runtime: 100}}}", tmp_path, monkeypatch)
     assert [asked(site, "clean_policy", scale, n)["runtime"] for n in (1, 2, 7)] == [100, 200, 600]
-    together = site["group-components"]
+    group_sizes = site["group-components"]
     for rule in ("world", *site["set-resources"]):
-        jobs = together.get(site["groups"].get(rule), 1)
+        jobs = group_sizes.get(site["groups"].get(rule), 1)
         for attempt in range(1, site["retries"] + 2):
             assert 0 < asked(site, rule, scale, attempt)["runtime"] * jobs <= 600
 
 
 def test_a_site_may_need_more_or_share_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = profile("needs: {train: {mem_mb: {paper: 900000}}, evaluate: {together: 1}}", tmp_path, monkeypatch)
+    written = "needs: {train: {mem_mb: {paper: 900000}}, evaluate: {jobs_per_submission: 1}}"
+    site = profile(written, tmp_path, monkeypatch)
     assert asked(site, "train", "paper")["mem_mb"] == 900000
     assert asked(site, "train", "paper")["gres"] == "gpu:8"
     assert site["group-components"]["evaluations-{experiment}"] == 1
@@ -99,7 +100,7 @@ def test_a_site_may_need_more_or_share_less(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("written", "says"), [
     ("acount: x", "unknown key acount; did you mean 'account'?"),
     ("needs: {train: {gpus: 8}}", "unknown key needs.train.gpus; did you mean 'gpu'?"),
-    ("needs: {train: {gpu: -1}}", "needs.train.gpu = -1: neither a whole number >= 0"),
+    ("needs: {train: {gpu: -1}}", "needs.train.gpu = -1: expected a whole number >= 0"),
     ("needs: {train: {mem_mb: {paper: 64G}}}", "needs.train.mem_mb = {'paper': '64G'}"),
     ("partition: two words", "partition = 'two words'"),
     ("gpus_by: gpu", "did you mean 'gpus'?"),

@@ -1,4 +1,4 @@
-"""A command never outlives its owner, and is otherwise as if there were no guard."""
+"""A child process dies with its parent, and otherwise behaves as if it were started directly."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 from pathlib import Path
 
 
-def test_a_command_and_its_children_do_not_outlive_the_process_that_started_it():
-    """The guard's pipe closes, as it does when its owner is killed: the command and its children go."""
-    owner = subprocess.Popen(
+def test_a_command_and_its_children_are_killed_when_the_parents_pipe_closes():
+    """The kernel closes the pipe when the parent dies."""
+    wrapper = subprocess.Popen(
         [sys.executable, "-m", "turncredit.child_process", sys.executable, "-c",
          "import os, subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); print(os.getpid(), child.pid,"
          " flush=True); time.sleep(600)"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True)
-    assert owner.stdin
-    assert owner.stdout
-    pids = [int(pid) for pid in owner.stdout.readline().split()]
-    owner.stdin.close()
-    owner.wait(20)
+    assert wrapper.stdin
+    assert wrapper.stdout
+    pids = [int(pid) for pid in wrapper.stdout.readline().split()]
+    wrapper.stdin.close()
+    wrapper.wait(20)
     end = time.monotonic() + 20
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < end
@@ -34,7 +34,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_a_command_that_ends_gives_its_code():
-    guard = [sys.executable, "-m", "turncredit.child_process", sys.executable, "-c", "raise SystemExit(7)"]
-    with subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True) as process:
+def test_the_commands_exit_code_is_returned():
+    command = [sys.executable, "-m", "turncredit.child_process", sys.executable, "-c", "raise SystemExit(7)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         assert process.wait(30) == 7

@@ -1,0 +1,61 @@
+"""A cached evaluation is used once, and only for the inputs that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import small_run
+from turncredit.config.retriever import RetrieverConfig
+from turncredit.errors import DataError
+from turncredit.training import cached_evaluation
+from turncredit.training.run_folder import RunPaths
+
+RETRIEVER = RetrieverConfig()
+CONFIG = small_run.config("chains")
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    found = RunPaths.under(tmp_path, CONFIG)
+    for path in (found.data / "world.json", found.index / "index.json", found.final_policy / "model.safetensors"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("first")
+    return found
+
+
+def test_it_is_used_once(paths: RunPaths) -> None:
+    cached, output = cached_evaluation.cache_path(CONFIG, RETRIEVER, paths), paths.run / "evaluation.csv"
+    assert not cached_evaluation.pop(cached, output)
+    cached.write_text("rows")
+    paths.run.mkdir(parents=True)
+    assert cached_evaluation.pop(cached, output)
+    assert output.read_text() == "rows"
+    assert not cached_evaluation.pop(cached, output)
+
+
+@pytest.mark.parametrize("changed", ["data/world.json", "index/index.json", "final_policy/model.safetensors"])
+def test_another_world_index_or_policy_has_another_cache_path(paths: RunPaths, changed: str) -> None:
+    before = cached_evaluation.cache_path(CONFIG, RETRIEVER, paths)
+    folder, name = changed.split("/")
+    (getattr(paths, folder) / name).write_text("second")
+    assert cached_evaluation.cache_path(CONFIG, RETRIEVER, paths) != before
+
+
+def test_another_configuration_has_another_cache_path(paths: RunPaths) -> None:
+    before = cached_evaluation.cache_path(CONFIG, RETRIEVER, paths)
+    assert cached_evaluation.cache_path(small_run.config("chains", steps=6), RETRIEVER, paths) != before
+    assert cached_evaluation.cache_path(CONFIG, RETRIEVER.model_copy(update={"k1": 1.2}), paths) != before
+
+
+def test_without_an_index_there_is_no_cache_path(paths: RunPaths) -> None:
+    (paths.index / "index.json").unlink()
+    with pytest.raises(DataError, match=r"index\.json"):
+        cached_evaluation.cache_path(CONFIG, RETRIEVER, paths)
+
+
+def test_clear_removes_the_evaluation_of_an_earlier_policy(paths: RunPaths) -> None:
+    cached_evaluation.cache_path(CONFIG, RETRIEVER, paths).write_text("rows")
+    cached_evaluation.clear(paths)
+    assert not cached_evaluation.cache_path(CONFIG, RETRIEVER, paths).exists()
