@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turncredit.policy.engines.base import Images, Sample
+from turncredit.policy.engines.base import Sample
 from turncredit.policy.engines.hf import HFEngine
 
 
@@ -15,7 +15,7 @@ class OneByOne:
         self._engine = engine
 
     async def sample(self, context: Sequence[int], *, seed: int | None, max_tokens: int, temperature: float,
-                     stop_tags: tuple[str, ...], images: Images = ()) -> Sample:
+                     stop_tags: tuple[str, ...]) -> Sample:
         seeds = None if seed is None else [seed]
         [one] = self._engine.generate([context], seeds=seeds, max_tokens=max_tokens, temperature=temperature,
                                       stop_tags=stop_tags)

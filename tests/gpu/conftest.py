@@ -80,12 +80,12 @@ def started(kind: str, root: Path) -> Iterator[Place]:
     GenerationConfig(do_sample=True, top_k=1, top_p=0.5, temperature=0.1, repetition_penalty=3.0,
                      eos_token_id=7, bos_token_id=None).save_pretrained(policy)
     serves = kind == "server"  # on the first GPU: there are no trainers
-    config = EngineConfig(kind="vllm", placement="server" if serves else "colocate", max_sequences=64)
+    config = EngineConfig(kind="vllm", mode="server" if serves else "colocate", max_sequences=64)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in OF_TORCHRUN.items():
             patch.setenv(name, value)
         with make_engine(config, c, policy=policy, model=lambda: policy_model(c), window=WINDOW, device=DEVICE,
-                         precision="float32", folder=root, local_count=0 if serves else 1) as engine:
+                         precision="float32", folder=root, local_world_size=0 if serves else 1) as engine:
             for name in OF_TORCHRUN:
                 patch.delenv(name)
             yield Place(engine, c, policy)

@@ -18,7 +18,7 @@ ARMS = ("PPO-OR", "GRPO-OR")
 KILLED = "PPO-OR"
 RETRIEVER = """
 retriever:
-  placement: job
+  location: job
   server: {host: 127.0.0.1, threads: 1, mem_mb: 2000, runtime: 60, start_s: 300, lease_s: 60, linger_s: 10}
 """
 

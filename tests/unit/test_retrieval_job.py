@@ -69,7 +69,7 @@ def index(tmp_path):
 
 def settings(encoder, **server):
     return RetrieverConfig.model_validate({
-        "kind": "faiss", "faiss": faiss_config(encoder, query_prefix="passage: ").model_dump(), "placement": "job",
+        "kind": "faiss", "faiss": faiss_config(encoder, query_prefix="passage: ").model_dump(), "location": "job",
         "timeout_s": 60,
         "server": {"host": "127.0.0.1", "lease_s": 6, "linger_s": 1, "start_s": 500, **server}})
 
@@ -128,7 +128,7 @@ def test_a_job_that_waits_in_the_queue_for_too_long_is_said_and_not_submitted_ag
 
 def test_without_slurm_it_is_said(tmp_path, index, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RetrieverError, match=r"there is no sbatch here(?s:.*)placement"), \
+    with pytest.raises(RetrieverError, match=r"there is no sbatch here(?s:.*)location"), \
             retriever(index, settings(tmp_path / "encoder"), poll_s=0.5):
         pass
 

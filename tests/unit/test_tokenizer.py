@@ -106,12 +106,12 @@ def test_a_vocabulary_without_room_is_refused():
 @pytest.mark.parametrize("make", [codec, foreign_codec])
 def test_a_token_can_complete_a_tag_exactly_if_some_text_before_it_makes_one(make):
     c, tag = make(), "</search>"
-    surely_V, possibly_V = c.completion((tag,))
+    complete_V, partial_V = c.tag_tokens((tag,))
     for token in range(len(c.tokenizer)):
         text = c.decode([token])
         completes = [i for i in range(len(tag)) if tag not in tag[:i] and tag in tag[:i] + text]
-        assert surely_V[token] == (0 in completes)
-        assert possibly_V[token] == (completes != [] and 0 not in completes)
+        assert complete_V[token] == (0 in completes)
+        assert partial_V[token] == (completes != [] and 0 not in completes)
 
 
 def test_a_tokenizer_beside_a_models_config_is_the_same_one(tmp_path):

@@ -82,7 +82,7 @@ def test_two_turn_runs_have_the_papers_settings(runs: list[RunConfig]) -> None:
         assert (training.adam_beta1, training.adam_beta2, training.temperature) == (0.9, 0.99, 0.9)
         assert (run.task.max_turns, run.task.top_k, run.task.max_context_tokens) == (2, 1, 2048)
         assert (run.train_on, run.evaluate_on, run.retriever) == (("triviaqa_rc",), ("triviaqa_rc",), "kilt")
-        assert (run.launch.processes, run.engine.placement, run.engine.gpus) == (7, "server", 1)
+        assert (run.launch.processes, run.engine.mode, run.engine.gpus) == (7, "server", 1)
 
 
 def test_an_imported_run_is_drawn_and_not_trained(clone: Clone) -> None:

@@ -85,7 +85,7 @@ rule given_policy:
     message:
         "policy: the given base policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
-        "turncredit given-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit import-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule public_policy:
@@ -102,4 +102,4 @@ rule public_policy:
     message:
         "policy: {wildcards.checkpoint}, which others trained"
     shell:
-        "turncredit given-policy --checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit import-policy --checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"

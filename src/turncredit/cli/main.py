@@ -214,27 +214,29 @@ def warm_start(kind: Warm, task: Annotated[str, typer.Option(help="whose base po
         make_base(settings, played, data, index, policy / "clean", policy / "base" / task)
 
 
-@app.command("given-policy")
-def given_policy(task: Annotated[str | None, typer.Option(help="whose base policy it is")] = None,
-                 checkpoint: Annotated[str | None, typer.Option(help="or which of the scale's checkpoints")] = None,
-                 scale: ScaleName = "paper", root: Root = Path()) -> None:
-    """Bring in a policy that others made: the base policy of a scale without a warm start, or a checkpoint."""
+@app.command("import-policy")
+def import_policy(task: Annotated[str | None, typer.Option(help="task of the base policy")] = None,
+                  checkpoint: Annotated[str | None, typer.Option(help="or one of the scale's checkpoints")] = None,
+                  scale: ScaleName = "paper", root: Root = Path()) -> None:
+    """Import a pretrained policy: the base policy of a scale without a warm start, or one of its checkpoints."""
     from turncredit.data.sources import load_registry
-    from turncredit.policy.pretrained import bring_policy
+    from turncredit.policy import pretrained
 
     settings, registry = scale_at(scale, root), load_registry(root)
     if (task is None) == (checkpoint is None):
-        raise ConfigError("given-policy wants --task or --checkpoint, one of them", "name the one to bring in")
+        raise ConfigError("import-policy: pass exactly one of --task and --checkpoint",
+                          "see turncredit import-policy --help")
     if checkpoint is not None:
-        found = settings.checkpoint(checkpoint)
-        bring_policy(found.path_or_id, found.revision, registry, root / "policy" / scale / "checkpoints" / checkpoint)
+        source = settings.checkpoint(checkpoint)
+        pretrained.import_policy(source.path_or_id, source.revision, registry,
+                                 root / "policy" / scale / "checkpoints" / checkpoint)
     elif settings.warm_start is not None or settings.policy.path_or_id is None:
         raise ConfigError(f"scale {scale!r} makes its base policies itself",
                           f"turncredit warm-start base --task {task}")
     else:
         played = settings.experiments[_player(settings, str(task))].task.name
-        bring_policy(settings.policy.path_or_id, settings.policy.revision, registry,
-                     root / "policy" / scale / "base" / played)
+        pretrained.import_policy(settings.policy.path_or_id, settings.policy.revision, registry,
+                                 root / "policy" / scale / "base" / played)
 
 
 @app.command()

@@ -87,7 +87,7 @@ def memory(run: RunConfig, shape: Shape, *, critic: bool, reference: bool, shard
     share = engine.gpu_memory_utilization * gpu_bytes
     cache_tokens = None
     if engine.kind == "vllm":
-        here = share if engine.placement == "colocate" else 0.0
+        here = share if engine.mode == "colocate" else 0.0
         weights = one_copy * shape.parameters / engine.tensor_parallel
         cache_tokens = (share - weights) * engine.tensor_parallel / (2 * shape.cached)
     else:
@@ -110,7 +110,7 @@ def memory(run: RunConfig, shape: Shape, *, critic: bool, reference: bool, shard
 
 
 def _server(run: RunConfig, shape: Shape, share: float, reserve: float) -> dict[str, float]:
-    if run.engine.placement != "server":
+    if run.engine.mode != "server":
         return {}
     weights = 2 * shape.parameters / run.engine.tensor_parallel
     return {ENGINE: max(share, weights), RESERVE: reserve}  # its copy of the weights, and keys and values

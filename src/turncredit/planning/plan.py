@@ -195,7 +195,7 @@ def _faults(run: RunConfig, shape: Shape, held: Memory, load: Workload, gpu: Gpu
     if layout == "NO" and launch.processes > 1:
         yield f"launch.accelerate = {launch.accelerate!r}: is for one process; launch.processes = {launch.processes}"
     if engine.kind == "vllm":
-        if engine.placement == "colocate" and launch.processes % engine.tensor_parallel:
+        if engine.mode == "colocate" and launch.processes % engine.tensor_parallel:
             yield (f"engine.tensor_parallel = {engine.tensor_parallel}: does not divide launch.processes ="
                    f" {launch.processes}")
         if int(shape.settings["num_attention_heads"]) % engine.tensor_parallel:

@@ -137,7 +137,7 @@ def decode_seconds(run: RunConfig, shape: Shape, speed: Speed, *, trajectories: 
     slower than reading.
     """
     engine = run.engine
-    gpus = engine.gpus if engine.placement == "server" else run.launch.processes
+    gpus = engine.gpus if engine.mode == "server" else run.launch.processes
     copies = gpus / engine.tensor_parallel
     at_once = min(engine.max_sequences, math.ceil(trajectories / copies))
     waves = math.ceil(trajectories / copies / at_once)
@@ -161,7 +161,7 @@ def hours(run: RunConfig, load: Workload, shape: Shape, speed: Speed, *, critic:
     """
     training, engine = run.training, run.engine
     processes = run.launch.processes
-    sampling_gpus = engine.gpus if engine.placement == "server" else processes
+    sampling_gpus = engine.gpus if engine.mode == "server" else processes
     context = load.row_tokens / 2
     tokens, losses = load.trajectories * load.row_tokens, load.trajectories * load.row_loss_tokens
     decode = decode_seconds(run, shape, speed, trajectories=load.trajectories, steps=load.row_loss_tokens,
@@ -187,4 +187,4 @@ def hours(run: RunConfig, load: Workload, shape: Shape, speed: Speed, *, critic:
         scoring=seconds * scored / (processes * speed.flops) / 3600,
         update=seconds * updated / (processes * speed.flops) / 3600,
         traffic=seconds * moved / speed.host_bytes / 3600,
-        gpus=processes + (engine.gpus if engine.placement == "server" else 0))
+        gpus=processes + (engine.gpus if engine.mode == "server" else 0))

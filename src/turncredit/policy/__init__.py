@@ -1,1 +1,1 @@
-"""The policy: tokenizer and chat template, model and critic, engines that sample from it."""
+"""The policy: model and critic, tokenizer and chat template, sampling engines."""

@@ -1,7 +1,7 @@
-"""The policy and its critic: made, loaded and saved; log-probabilities and values at loss tokens.
+"""Policy and critic: make, load, save; log-probabilities and values at loss tokens.
 
-Padding may stand on either side: positions are counted from the attention mask, and logits and
-values are computed where ``loss_mask`` is 1, nowhere else.
+Padding may be on either side: positions are computed from the attention mask. Logits are computed
+only where ``loss_mask`` is 1.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from turncredit.files import atomic_folder
 
 
 def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: bool = True) -> PreTrainedModel:
-    """A Qwen2 model with random weights drawn from ``seed``; the global generator is left as it was.
+    """Make a Qwen2 model with random weights from ``seed``; the global random state does not change.
 
     Args:
         config: sizes of the model.
         vocab_size: the tokenizer's length.
         seed: of the weights.
-        tied: input and output embeddings are one matrix.
+        tied: input and output embeddings share one matrix.
     """
     if config.hidden_size % config.heads or config.heads % config.kv_heads:
-        raise ConfigError(f"policy: {config.hidden_size} hidden, {config.heads} heads, {config.kv_heads} key heads",
-                          "heads divides hidden_size, kv_heads divides heads")
+        raise ConfigError(f"policy: hidden_size = {config.hidden_size}, heads = {config.heads}, "
+                          f"kv_heads = {config.kv_heads} do not fit together",
+                          "heads must divide hidden_size, and kv_heads must divide heads")
     sizes = Qwen2Config(
         vocab_size=vocab_size, hidden_size=config.hidden_size, num_hidden_layers=config.layers,
         num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
         intermediate_size=config.intermediate_size, max_position_embeddings=config.max_positions,
         tie_word_embeddings=tied, attention_dropout=0.0,
-        initializer_range=config.hidden_size**-0.5,  # the usual 0.02 suits wide models
+        initializer_range=config.hidden_size**-0.5,  # the default 0.02 is for wide models
         bos_token_id=None, eos_token_id=None, pad_token_id=None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -46,17 +47,17 @@ def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: 
 
 
 def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A causal language model from a folder or a hub id, in evaluation mode.
+    """Load a causal language model from a folder or hub id, in evaluation mode.
 
     Raises:
-        CheckpointError: the folder is missing, damaged, or lacks some of the model's weights.
-        DataError: the hub id cannot be fetched.
+        CheckpointError: the folder is missing or damaged, or weights are missing.
+        DataError: the hub id cannot be downloaded.
     """
     folder = Path(path_or_id)
     local = folder.is_dir()
     if not local and (isinstance(path_or_id, Path) or str(path_or_id).count("/") != 1):
         raise CheckpointError(f"{folder}: no such policy folder",
-                              f"make it: snakemake --cores 2 {folder}; or name a hub id 'owner/name'")
+                              f"make it: snakemake --cores 2 {folder}; or give a hub id 'owner/name'")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(path_or_id), dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
@@ -65,28 +66,28 @@ def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype 
         if local:
             raise CheckpointError(f"{folder}: the policy cannot be loaded: {first}",
                                   f"make it again: snakemake --cores 2 --force {folder}") from error
-        raise DataError(f"{path_or_id}: no such folder, and not fetched from the hub: {first}",
+        raise DataError(f"{path_or_id}: no such folder, and the download from the hub failed: {first}",
                         "check the name and the network") from error
     model, report = loaded
     absent = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if absent:
-        raise CheckpointError(f"{path_or_id}: weights are missing or misshapen: {', '.join(absent[:3])}",
-                              f"make it again: snakemake --cores 2 --force {folder}" if local else "name another one")
+        raise CheckpointError(f"{path_or_id}: weights are missing or have another shape: {', '.join(absent[:3])}",
+                              f"make it again: snakemake --cores 2 --force {folder}" if local else "use another policy")
     return model.to(device).eval()
 
 
 def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None,
                 weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a model (and its tokenizer) as a folder that appears whole or not at all.
+    """Save a model (and its tokenizer) as a folder, atomically.
 
     Args:
-        model: its configuration and, where no ``weights`` are given, its weights.
-        folder: takes the place of what is there.
-        tokenizer: saved beside it.
-        weights: all of the model's weights by name, where the model itself holds only a part of each.
+        model: its configuration is saved, and its weights unless ``weights`` are given.
+        folder: replaced if it exists.
+        tokenizer: saved in the same folder.
+        weights: the full weights by name, if the model itself holds only shards.
 
     Raises:
-        DataError: the disk is full or the place is not writable.
+        DataError: the disk is full or the folder is not writable.
     """
     with atomic_folder(folder) as fresh:
         model.save_pretrained(fresh, state_dict=None if weights is None else dict(weights))
@@ -95,7 +96,7 @@ def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedToken
 
 
 class Critic(nn.Module):
-    """A value function of its own: a copy of the policy's backbone and a linear head that starts at 0.
+    """A value function: a copy of the policy's backbone and a linear head that is initially 0.
 
     The value at index t predicts the return *before* token t is emitted, from the hidden state of
     token t - 1.
@@ -109,44 +110,44 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
-        """Values [B, T], float32; index 0, which nothing precedes, holds 0."""
+        """Return values [B, T], float32; the value at index 0, which has no previous token, is 0."""
         hidden_B_T_H = _hidden(self.backbone, ids_B_T, attention_B_T)
         values_B_T = self.head(hidden_B_T_H).squeeze(-1).float()
         return nn.functional.pad(values_B_T[:, :-1], (1, 0))
 
 
 def token_values(critic: Critic, ids_B_T: Tensor, attention_B_T: Tensor, loss_mask_B_T: Tensor) -> Tensor:
-    """Values [N] of the loss tokens, in row-major order (Eq. 8: V_t, before token t is emitted)."""
+    """Return the values [N] of the loss tokens, row-major (Eq. 8: V_t, before token t is emitted)."""
     _check_mask(loss_mask_B_T)
     return critic(ids_B_T, attention_B_T)[loss_mask_B_T.bool()]
 
 
 def token_logprobs(model: PreTrainedModel, ids_B_T: Tensor, attention_B_T: Tensor, loss_mask_B_T: Tensor,
                    temperature: float, *, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of the policy at the loss tokens.
+    """Return log-probability and entropy of the policy at the loss tokens.
 
     Args:
         model: a causal language model.
         ids_B_T: token ids, padded on any side.
         attention_B_T: 1 on real tokens, 0 on padding.
-        loss_mask_B_T: 1 on the tokens asked for; logits are computed for these alone.
+        loss_mask_B_T: 1 on the loss tokens; logits are computed only for these.
         temperature: of the sampling policy, log softmax(logits / temperature).
-        entropy_gradient: let gradients flow through the entropy (slower).
+        entropy_gradient: compute gradients of the entropy (slower).
 
     Returns:
-        logprob_N, entropy_N (nats, float32): N = loss_mask.sum(), row-major; the entry of token t is
-        that of p(. | ids[<t]).
+        logprob_N, entropy_N (nats, float32): N = loss_mask.sum(), row-major; the entry of token t
+        belongs to p(. | ids[<t]).
     """
     _check_mask(loss_mask_B_T)
     hidden_B_T_H = _hidden(model.base_model, ids_B_T, attention_B_T)
-    asked_B_T = loss_mask_B_T[:, 1:].bool()
-    return logprobs_of(model, hidden_B_T_H[:, :-1][asked_B_T], ids_B_T[:, 1:][asked_B_T], temperature,
+    predicts_B_T = loss_mask_B_T[:, 1:].bool()
+    return logprobs_of(model, hidden_B_T_H[:, :-1][predicts_B_T], ids_B_T[:, 1:][predicts_B_T], temperature,
                        entropy_gradient=entropy_gradient)
 
 
 def logprobs_of(model: PreTrainedModel, hidden_N_H: Tensor, ids_N: Tensor, temperature: float, *,
                 entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-    """``logprob_N`` of tokens behind given hidden states, and ``entropy_N``; see ``token_logprobs``."""
+    """Return ``logprob_N`` of the tokens after the given hidden states, and ``entropy_N``; see ``token_logprobs``."""
     log_p_N_V = (head_logits(model, hidden_N_H) / temperature).log_softmax(-1)
     logprob_N = log_p_N_V.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
@@ -155,18 +156,18 @@ def logprobs_of(model: PreTrainedModel, hidden_N_H: Tensor, ids_N: Tensor, tempe
 
 
 def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Logits (float32) of hidden states [..., H], by the model's output embedding.
+    """Return logits (float32) of hidden states [..., H], computed by the model's output embedding.
 
     Raises:
-        ConfigError: the model does more than a matrix product behind its last hidden state.
+        ConfigError: the model transforms its logits further (soft-capping).
     """
     if getattr(model.config, "final_logit_softcapping", None):
-        raise ConfigError(f"{type(model).__name__} caps its logits, which is not supported", "name another policy")
+        raise ConfigError(f"{type(model).__name__} soft-caps its logits, which is not supported", "use another policy")
     return model.get_output_embeddings()(hidden).float()
 
 
 def _hidden(backbone: nn.Module, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
-    """Last hidden states [B, T, H], positions counted over real tokens."""
+    """Return the last hidden states [B, T, H]; padding has no position."""
     position_B_T = (attention_B_T.long().cumsum(-1) - 1).clamp(min=0)
     output = backbone(input_ids=ids_B_T, attention_mask=attention_B_T, position_ids=position_B_T, use_cache=False)
     return output.last_hidden_state
@@ -174,4 +175,4 @@ def _hidden(backbone: nn.Module, ids_B_T: Tensor, attention_B_T: Tensor) -> Tens
 
 def _check_mask(loss_mask_B_T: Tensor) -> None:
     if bool(loss_mask_B_T[:, 0].any()):
-        raise ValueError("loss_mask: the first token of a row follows nothing and has no probability")
+        raise ValueError("loss_mask: the first token of a row has no previous token, so it cannot be a loss token")

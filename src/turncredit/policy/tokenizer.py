@@ -1,10 +1,9 @@
-"""Text to ids and back: the tokenizer, the chat template and the tags of the protocols.
+"""Tokenizer, chat template and protocol tags: encodes text once, when it enters a transcript.
 
-Two kinds of added tokens keep what may be written by anyone apart from what only the template may
-write. A *tag* (``<search>``) is an added token that text can contain, since the policy and the
-environment both write tags; passages are stripped of tags by the tasks before they are shown. A
-*chat marker* (``<|end|>``) is a special token: only the template writes it, and wherever prompt
-contents or observations hold one, it is broken by a space before it is encoded.
+There are two kinds of added tokens. A *tag* (``<search>``) is an ordinary added token: the policy and
+the environment both write tags, and tasks remove them from retrieved passages. A *chat marker*
+(``<|end|>``) is a special token that only the template may write: in prompt contents and observations
+it is escaped with a space before encoding.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ TEMPLATE = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['c
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int,
                     special_tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in which a word with its leading space tends to be one token.
+    """Train a byte-level BPE tokenizer in which a word with its leading space is usually one token.
 
     Args:
-        texts: what the policy will read and write; tags in them separate, they are not learned.
-        vocabulary: the number of tokens at most, tags and chat markers included.
+        texts: training texts; tags and chat markers in them are separators and are not learned.
+        vocabulary: largest number of tokens, including tags and chat markers.
         special_tags: each becomes one token.
 
     Raises:
-        DataError: the vocabulary has no room for the 256 bytes, the tags and the chat markers.
+        DataError: the vocabulary is too small for the 256 bytes, the tags and the chat markers.
     """
     smallest = 256 + len(MARKERS) + len(special_tags)
     if vocabulary < smallest:
-        raise DataError(f"vocabulary of {vocabulary} tokens: bytes and tags alone need {smallest}",
+        raise DataError(f"a vocabulary of {vocabulary} tokens is too small: bytes, tags and markers need {smallest}",
                         "raise policy.vocabulary")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -64,13 +63,13 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int,
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a folder or hub id.
+    """Load the fast tokenizer of a folder or hub id.
 
-    A tokenizer made here is read exactly as it was saved: beside a model's config.json, AutoTokenizer
-    would give it the splitting rules of the model's family and so other tokens.
+    A tokenizer made by ``train_tokenizer`` is loaded exactly as saved. AutoTokenizer would replace its
+    splitting rules by those of the model family in config.json, and so give other tokens.
 
     Raises:
-        CheckpointError: no readable fast tokenizer there.
+        CheckpointError: there is no readable fast tokenizer.
     """
     try:
         plain = PreTrainedTokenizerFast
@@ -78,46 +77,51 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
     except (OSError, ValueError, KeyError) as error:
         again = f"make it again: snakemake --cores 2 --force {path}; or " if isinstance(path, Path) else ""
         raise CheckpointError(f"{path}: no readable tokenizer: {_first_line(error)}",
-                              f"{again}name another policy") from error
+                              f"{again}use another policy") from error
     if not tokenizer.is_fast:
-        raise CheckpointError(f"{path}: the tokenizer has no fast version", "name a policy with tokenizer.json")
+        raise CheckpointError(f"{path}: the tokenizer has no fast version", "use a policy with tokenizer.json")
     return tokenizer
 
 
 def _saved_class(path: str | Path) -> str | None:
-    """The class that a local folder's tokenizer was saved as; None for a hub id or an older folder.
+    """Return the class name that a local folder's tokenizer was saved with; None for a hub id or an older folder.
 
     Raises:
-        ValueError: tokenizer_config.json holds no JSON object.
+        ValueError: tokenizer_config.json is not a JSON object.
     """
     record = Path(path, "tokenizer_config.json")
     if not record.exists():
         return None
     settings = json.loads(record.read_bytes())
     if not isinstance(settings, dict):
-        raise ValueError(f"{record.name} holds no JSON object")
+        raise ValueError(f"{record.name} is not a JSON object")
     return settings.get("tokenizer_class")
 
 
-class Completion(NamedTuple):
-    """Which tokens complete a stop tag: ``surely`` holds one whole, ``possibly`` ends one (bool, by id)."""
+class TagTokens(NamedTuple):
+    """Which tokens can complete a stop tag, by id.
 
-    surely_V: NDArray[np.bool_]
-    possibly_V: NDArray[np.bool_]
+    Attributes:
+        complete_V: the token's text contains a whole tag.
+        partial_V: it may end a tag that earlier tokens began; the decoded text decides.
+    """
+
+    complete_V: NDArray[np.bool_]
+    partial_V: NDArray[np.bool_]
 
 
 class Codec:
-    """A tokenizer as the rollouts use it: text is encoded once, when it enters a transcript.
+    """Encodes prompts and observations, and decodes turns.
 
-    Works for the tokenizers made here and for those of any byte-level hub model, whose tags span
-    several tokens.
+    It works with tokenizers made by ``train_tokenizer`` and with those of byte-level hub models, in
+    which a tag spans several tokens.
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
-        end_ids: ids that end a turn, besides the tokenizer's own end-of-sequence id.
+        end_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence id.
 
     Attributes:
-        pad_id: fills up batches; may equal an end id, as nothing is inferred from it.
+        pad_id: for padding; it may equal an end id, because nothing is inferred from padding.
         end_ids: all ids that end a turn.
     """
 
@@ -125,62 +129,62 @@ class Codec:
         own = tokenizer.eos_token_id
         self.end_ids = frozenset(end_ids) | (frozenset() if own is None else {own})
         if not self.end_ids:
-            raise DataError("the tokenizer has no end-of-sequence token", "name a policy whose tokenizer has one")
+            raise DataError("the tokenizer has no end-of-sequence token", "use a policy whose tokenizer has one")
         if not tokenizer.chat_template:
-            raise DataError("the tokenizer has no chat template", "name an instruction-tuned policy")
+            raise DataError("the tokenizer has no chat template", "use an instruction-tuned policy")
         self.tokenizer = tokenizer
         self.pad_id = min(self.end_ids) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         markers = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special} - set(TAGS) - {""}
         self._marker = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
         self._reply: tuple[str, str] | None = None
-        self.completion = lru_cache(maxsize=8)(self._completion)
-        # an observation is measured before it is encoded, and siblings often see the same passages
-        self._encode = lru_cache(maxsize=4096)(self._encode_anew)
+        self.tag_tokens = lru_cache(maxsize=8)(self._tag_tokens)
+        # an observation is counted before it is encoded, and siblings often see the same passages
+        self._encode = lru_cache(maxsize=4096)(self._encode_uncached)
 
     @classmethod
     def load(cls, path: str | Path) -> Codec:
-        """The codec of a policy's folder or hub id; end ids of its generation config count too."""
+        """Load the codec of a policy's folder or hub id, including the end ids of its generation config."""
         try:
             end = GenerationConfig.from_pretrained(str(path)).eos_token_id
-        except OSError:  # a tokenizer's folder holds no generation config
+        except OSError:  # a tokenizer's folder has no generation config
             end = None
         return cls(load_tokenizer(path), [] if end is None else [end] if isinstance(end, int) else end)
 
     def encode_prompt(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Ids of a conversation by the chat template, up to where the assistant begins to speak."""
-        safe = [message | {"content": self._neutral(message["content"])} for message in messages]
+        """Return the ids of a conversation in the chat template, up to the start of the assistant's turn."""
+        safe = [message | {"content": self._escape_markers(message["content"])} for message in messages]
         return self._encode(self._render(safe))
 
     def encode_observation(self, text: str, role: str | None = None, *, ended: bool = False) -> tuple[int, ...]:
-        """Ids of the environment's text, to be appended behind a sampled turn.
+        """Return the ids of the environment's text, to be appended to a sampled turn.
 
         Args:
-            text: scaffolding tags included.
-            role: None appends the text inside the assistant's turn (Search-R1); a chat role closes
-                that turn, wraps the text as a message and opens the assistant's next turn.
-            ended: the sampled turn already ends with an end id, so the template's is left out.
+            text: including its tags.
+            role: None appends the text inside the assistant's turn (Search-R1). A chat role closes that
+                turn, wraps the text as a message and opens the assistant's next turn.
+            ended: the sampled turn already ends with an end id, so the template's end id is omitted.
 
         Raises:
-            DataError: the chat template rewrites earlier turns, so nothing can be appended.
+            DataError: the chat template rewrites earlier turns, so text cannot be appended.
         """
         if role is None:
-            return self._encode(self._neutral(text))
+            return self._encode(self._escape_markers(text))
         before, after = self._reply_scaffold(role)
-        ids = self._encode(before + self._neutral(text) + after)
+        ids = self._encode(before + self._escape_markers(text) + after)
         return ids[1:] if ended and ids[0] in self.end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, tags and chat markers included."""
+        """Return the text of ids, including tags and chat markers."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def count(self, text: str) -> int:
-        """Number of tokens of an observation's text."""
+        """Return the number of tokens of an observation's text."""
         return len(self.encode_observation(text))
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """The longest beginning of ``text`` of at most ``max_tokens`` tokens, in whole characters."""
-        found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ends = [end for _, end in found["offset_mapping"]]
+        """Return the longest prefix of ``text`` that has at most ``max_tokens`` tokens, in whole characters."""
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ends = [end for _, end in encoding["offset_mapping"]]
         if len(ends) <= max_tokens and self.count(text) <= max_tokens:
             return text
         cut = text[: ends[min(max_tokens, len(ends)) - 1]] if max_tokens > 0 and ends else ""
@@ -188,39 +192,38 @@ class Codec:
             cut = cut[:-1]
         return cut
 
-    def _completion(self, tags: tuple[str, ...]) -> Completion:
-        """For each token of the vocabulary: does it hold a tag, may it end one begun before?"""
+    def _tag_tokens(self, tags: tuple[str, ...]) -> TagTokens:
         size = len(self.tokenizer)
-        surely_V, possibly_V = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+        complete_V, partial_V = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
         ends = tuple({tag[i:] for tag in tags for i in range(1, len(tag))})
         texts = self.tokenizer.backend_tokenizer.decode_batch([[i] for i in range(size)], skip_special_tokens=False)
         for token, text in enumerate(texts):
-            surely_V[token] = any(tag in text for tag in tags)
-            possibly_V[token] = text.startswith(ends)
-        return Completion(surely_V, possibly_V & ~surely_V)
+            complete_V[token] = any(tag in text for tag in tags)
+            partial_V[token] = text.startswith(ends)
+        return TagTokens(complete_V, partial_V & ~complete_V)
 
     def _render(self, messages: Sequence[dict[str, str]]) -> str:
         return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
 
     def _reply_scaffold(self, role: str) -> tuple[str, str]:
-        """What the template writes before and after a message that answers the assistant's turn."""
+        """Return the template's text before and after a message that follows the assistant's turn."""
         first, said, reply = "first-content", "assistant-content", "reply-content"
         start = [{"role": "user", "content": first}]
-        whole = self._render([*start, {"role": "assistant", "content": said}, {"role": role, "content": reply}])
+        rendered = self._render([*start, {"role": "assistant", "content": said}, {"role": role, "content": reply}])
         head = self._render(start) + said
-        if not whole.startswith(head) or whole.count(reply) != 1:
-            raise DataError("the chat template rewrites earlier turns: a reply cannot be appended to what was sampled",
+        if not rendered.startswith(head) or rendered.count(reply) != 1:
+            raise DataError("the chat template rewrites earlier turns: no message can be appended to a sampled turn",
                             "use a policy whose template only appends")
-        before, after = whole[len(head):].split(reply)
+        before, after = rendered[len(head):].split(reply)
         return before, after
 
-    def _encode_anew(self, text: str) -> tuple[int, ...]:
+    def _encode_uncached(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _neutral(self, text: str) -> str:
-        """``text`` with each chat marker broken by a space, so that none becomes a special token."""
+    def _escape_markers(self, text: str) -> str:
+        """Break each chat marker in ``text`` with a space, so that none is encoded as a special token."""
         while self._marker.search(text):
-            text = self._marker.sub(lambda found: f"{found[0][0]} {found[0][1:]}" if len(found[0]) > 1 else " ", text)
+            text = self._marker.sub(lambda match: f"{match[0][0]} {match[0][1:]}" if len(match[0]) > 1 else " ", text)
         return text
 
 

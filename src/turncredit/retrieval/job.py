@@ -74,7 +74,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE_S)
     except FileNotFoundError as error:
-        raise RetrieverError(f"there is no {command[0]} here", "retriever.placement: job wants a SLURM cluster; write "
+        raise RetrieverError(f"there is no {command[0]} here", "retriever.location: job wants a SLURM cluster; write "
                              "local, or run where its commands are") from error
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer from {command[0]} in {_PATIENCE_S:g} s")

@@ -141,7 +141,7 @@ class ServerDir:
 
 
 class SharedServerDir(ServerDir):
-    """The same for one server that users on all machines share: a job of its own (``placement: job``).
+    """The same for one server that users on all machines share: a job of its own (``location: job``).
 
     A lock that dies with its process is not seen on other machines of every file system. So a lease is a file that
     its user touches often, and that is void after ``lease_s`` seconds without. The clocks of the
@@ -202,7 +202,7 @@ class SharedServerDir(ServerDir):
 
 def server_dir(index_dir: Path, config: RetrieverConfig) -> ServerDir:
     """Where the users of an index find their server."""
-    return SharedServerDir(index_dir, config.server.lease_s) if config.placement == "job" else ServerDir(index_dir)
+    return SharedServerDir(index_dir, config.server.lease_s) if config.location == "job" else ServerDir(index_dir)
 
 
 def _touch(path: Path, every_s: float, over: threading.Event) -> None:

@@ -28,7 +28,7 @@ def retriever(index_dir: Path, config: RetrieverConfig, *, linger_s: float | Non
               poll_s: float | None = None) -> Iterator[RetrieverClient]:
     """A client of the server of the index, which is started if none is alive.
 
-    With ``placement: local`` each machine has a server of its own; with ``job`` users on all machines share one that
+    With ``location: local`` each machine has a server of its own; with ``job`` users on all machines share one that
     is a SLURM job. Either lives on for ``linger_s`` seconds after its last user, however that user ended; this
     process's users hold leases (``leases.ServerDir``).
 
@@ -48,11 +48,11 @@ def retriever(index_dir: Path, config: RetrieverConfig, *, linger_s: float | Non
     except ConfigError as error:
         raise DataError(f"{index_dir / 'index.json'}: {error.message}", error.remedy) from error
     linger = config.server.linger_s if linger_s is None else linger_s
-    poll = _POLL_S[config.placement] if poll_s is None else poll_s
+    poll = _POLL_S[config.location] if poll_s is None else poll_s
     command = [sys.executable, "-m", "turncredit.retrieval.server", str(index_dir), "--config", config.whole(),
                "--linger-s", str(linger)]
     with ExitStack() as stack:
-        if config.placement == "job":
+        if config.location == "job":
             shared = SharedServerDir(index_dir, config.server.lease_s)
             address = _of_job(shared, index_sha256, command, config, poll, stack)
         else:

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol, Self
 
-from turncredit.policy.engines.base import StreamingEngine
-from turncredit.policy.engines.event_loop import together
+from turncredit.policy.engines.base import StreamingEngine, gather_or_cancel
 from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
 from turncredit.rollout.state import Path, SeedOf, Spoken, State, check_branching, groups_of, start, within_budget
@@ -96,7 +95,7 @@ async def rollout_async(questions: Sequence[Question], task: Task, engine: Strea
             raise ValueError(f"an episode goes on after the last of {len(branching)} turns")
         live, overflown = within_budget([state], task)
         paths = [(*state.path, child) for child in range(branching[len(state.path)])] if live else []
-        found = await together(turn(state, path) for path in paths)
+        found = await gather_or_cancel(turn(state, path) for path in paths)
         return overflown + [leaf for leaves in found for leaf in leaves]
 
     async def turn(parent: State, path: Path) -> list[State]:
@@ -115,5 +114,5 @@ async def rollout_async(questions: Sequence[Question], task: Task, engine: Strea
         [documents] = await retriever.search([query], task.config.top_k)
         return documents
 
-    found = await together(leaves_below(state) for state in start(questions, task, codec))
+    found = await gather_or_cancel(leaves_below(state) for state in start(questions, task, codec))
     return groups_of(questions, [leaf for leaves in found for leaf in leaves])

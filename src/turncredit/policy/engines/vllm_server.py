@@ -1,7 +1,7 @@
-"""vLLM on GPUs of its own: its HTTP server, started and ended with a run, and the client of it.
+"""vLLM backend over HTTP: a vLLM server as a child process, and its client.
 
-The server listens on a Unix socket, so it needs no port and nobody else on the network reaches it.
-It ends with the process that started it, however that ends (``turncredit.child_process``).
+The server listens on a Unix socket, so it needs no port and cannot be reached from the network. It
+is killed when its parent dies (``turncredit.child_process``).
 """
 
 from __future__ import annotations
@@ -21,23 +21,22 @@ import httpx
 
 from turncredit.child_process import STOP_S
 from turncredit.errors import ConfigError, NonFiniteError, ProcessError
-from turncredit.policy.engines.base import Images
 from turncredit.policy.engines.vllm import Completion
-from turncredit.policy.engines.vllm_process import OF_THE_TRAINERS, data_url, deaf_children
+from turncredit.policy.engines.vllm_process import TORCHRUN_VARIABLES, signals_blocked
 
-SERVER = "vllm.entrypoints.openai.api_server"
-START_S = 900.0  # compiling and capturing graphs of a large model
-PAUSE_S = 0.2
-_REMEDY = "look at the server's log; then run the same command again"
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+START_S = 900.0  # a large model compiles and captures CUDA graphs first
+POLL_S = 0.2
+_REMEDY = "read the server's log; then run the same command again"
 
 
-class Server:
+class ServerBackend:
     """A ``Backend``: the client of a vLLM server with its development and scale-out routes.
 
     Args:
         address: ``unix:/path/of/a/socket`` or ``http://host:port``.
-        timeout_s: of one request: the longest turn, waiting in the queue included.
-        transport: what carries the requests; None is the address.
+        timeout_s: of one request: the longest turn, including its time in the queue.
+        transport: of the HTTP client; None: made for the address.
     """
 
     def __init__(self, address: str, *, timeout_s: float = 3600.0,
@@ -49,7 +48,7 @@ class Server:
         """See ``Backend``.
 
         Raises:
-            ProcessError: the server does not answer.
+            ProcessError: the server does not respond.
         """
         socket = self.address.removeprefix("unix:")
         local = socket != self.address
@@ -57,142 +56,141 @@ class Server:
         transport = self._transport or httpx.AsyncHTTPTransport(uds=socket if local else None, limits=limits)
         self._http = httpx.AsyncClient(base_url="http://vllm" if local else self.address, transport=transport,
                                        timeout=httpx.Timeout(self._timeout_s, connect=10.0), trust_env=False)
-        await self._ask("GET", "/health")
+        await self._request("GET", "/health")
 
-    async def complete(self, context: Sequence[int], parameters: dict[str, Any], images: Images) -> Completion:
-        """See ``Backend``. Cancelled, it closes the connection, at which the server ends the request."""
-        body: dict[str, Any] = {"token_ids": list(context), "sampling_params": parameters}
-        if images:
-            body["content_parts"] = [{"type": "image_url", "url": data_url(image)} for image in images]
-        answer = await self._ask("POST", "/inference/v1/generate", json=body)
+    async def complete(self, context: Sequence[int], parameters: dict[str, Any]) -> Completion:
+        """See ``Backend``. A cancelled call closes its connection; then the server stops the request."""
+        body = {"token_ids": list(context), "sampling_params": parameters}
+        response = await self._request("POST", "/inference/v1/generate", json=body)
         try:
-            [one] = answer["choices"]
-            steps = one["logprobs"]["content"]
-            ids = tuple(one["token_ids"])
+            [choice] = response["choices"]
+            steps = choice["logprobs"]["content"]
+            ids = tuple(choice["token_ids"])
             if [step["token_id"] for step in steps] != list(ids):
                 raise ValueError("log-probabilities of other tokens")
-            return Completion(ids, tuple(float(step["logprob"]) for step in steps), str(one["finish_reason"]),
-                              tuple(span["version"] for span in one["weight_versions"] or ()))
+            return Completion(ids, tuple(float(step["logprob"]) for step in steps), str(choice["finish_reason"]),
+                              tuple(span["version"] for span in choice["weight_versions"] or ()))
         except (KeyError, TypeError, ValueError) as error:
-            raise ProcessError(f"{self.address}: not the answer of a vLLM server: {error!r}", _REMEDY) from error
+            raise ProcessError(f"{self.address}: not a response of a vLLM server: {error!r}", _REMEDY) from error
 
-    async def reload(self, folder: Path) -> None:
-        """See ``Backend``; the server reads the folder, so it must be on a disk of its own machine."""
-        await self._ask("POST", "/collective_rpc",
-                        json={"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+    async def load_weights(self, folder: Path) -> None:
+        """See ``Backend``; the server reads the folder, so it must be on a disk of its machine."""
+        await self._request("POST", "/collective_rpc",
+                            json={"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
 
-    async def rename(self, version: str) -> None:
+    async def set_version(self, version: str) -> None:
         """See ``Backend``."""
-        await self._ask("POST", "/update_weight_version", json={"new_version": version})
+        await self._request("POST", "/update_weight_version", json={"new_version": version})
 
-    async def version(self) -> str:
+    async def get_version(self) -> str:
         """See ``Backend``."""
-        return str((await self._ask("GET", "/weight_info"))["weight_version"])
+        return str((await self._request("GET", "/weight_info"))["weight_version"])
 
     async def reset_prefix_cache(self) -> bool:
         """See ``Backend``."""
-        return bool((await self._ask("POST", "/reset_prefix_cache"))["success"])
+        return bool((await self._request("POST", "/reset_prefix_cache"))["success"])
 
     async def sleep(self, level: int) -> None:
         """See ``Backend``."""
-        await self._ask("POST", "/sleep", params={"level": level})
+        await self._request("POST", "/sleep", params={"level": level})
 
     async def wake_up(self, tags: list[str]) -> None:
         """See ``Backend``."""
-        await self._ask("POST", "/wake_up", params={"tags": tags})
+        await self._request("POST", "/wake_up", params={"tags": tags})
 
     async def close(self) -> None:
-        """See ``Backend``: leaves the server as it is."""
+        """See ``Backend``; the server keeps running."""
         if hasattr(self, "_http"):
             await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, **request: Any) -> Any:
+    async def _request(self, method: str, path: str, **arguments: Any) -> Any:
         try:
-            answer = await self._http.request(method, path, **request)
+            response = await self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
-            raise ProcessError(f"{self.address}{path}: no answer: {type(error).__name__}: {error}", _REMEDY) from error
-        if answer.status_code in (400, 404, 422):
-            raise ConfigError(f"{self.address}{path}: vLLM refuses: {answer.text[:300]}",
+            raise ProcessError(f"{self.address}{path}: no response: {type(error).__name__}: {error}",
+                               _REMEDY) from error
+        if response.status_code in (400, 404, 422):
+            raise ConfigError(f"{self.address}{path}: vLLM rejects the request: {response.text[:300]}",
                               "change the task or the policy")
-        if "not JSON compliant" in answer.text:
+        if "not JSON compliant" in response.text:
             raise NonFiniteError("the policy's logits are not finite while sampling",
                                  "lower the learning rate; the last good checkpoint is kept")
-        if answer.is_error:
-            raise ProcessError(f"{self.address}{path}: HTTP {answer.status_code}: {answer.text[:300]}", _REMEDY)
+        if response.is_error:
+            raise ProcessError(f"{self.address}{path}: HTTP {response.status_code}: {response.text[:300]}", _REMEDY)
         try:
-            return answer.json() if answer.content else {}
+            return response.json() if response.content else {}
         except ValueError as error:
-            raise ProcessError(f"{self.address}{path}: not JSON: {answer.text[:300]}", _REMEDY) from error
+            raise ProcessError(f"{self.address}{path}: not JSON: {response.text[:300]}", _REMEDY) from error
 
 
-def command(options: Mapping[str, Any], socket: Path) -> list[str]:
-    """The command that serves, from vLLM's engine arguments.
+def server_command(options: Mapping[str, Any], socket: Path) -> list[str]:
+    """Return the server's command line for vLLM's engine arguments.
 
-    >>> command({"model": "m", "max_model_len": 64, "enforce_eager": True, "enable_x": False}, Path("/s"))[2:]
+    >>> server_command({"model": "m", "max_model_len": 64, "enforce_eager": True, "enable_x": False}, Path("/s"))[2:]
     ['vllm.entrypoints.openai.api_server', '--uds', '/s', '--enable-scale-out', '--model', 'm', \
 '--max-model-len', '64', '--enforce-eager', '--no-enable-x']
     """
     flags = [part for name, value in options.items()
              for part in (f"--{'no-' if value is False else ''}{name.replace('_', '-')}",
                           *(() if isinstance(value, bool) else (str(value),)))]
-    return [sys.executable, "-m", SERVER, "--uds", str(socket), "--enable-scale-out", *flags]
+    return [sys.executable, "-m", SERVER_MODULE, "--uds", str(socket), "--enable-scale-out", *flags]
 
 
 @contextmanager
-def serving(options: Mapping[str, Any], environment: Mapping[str, str], log: Path,
-            start_s: float = START_S) -> Iterator[str]:
-    """A vLLM server that lives as long as the block; its address.
+def running_server(options: Mapping[str, Any], environment: Mapping[str, str], log: Path,
+                   start_s: float = START_S) -> Iterator[str]:
+    """Run a vLLM server while the block runs; yield its address.
 
     Args:
         options: vLLM's engine arguments.
-        environment: variables of the server, beside those of this process.
-        log: gets what the server says.
-        start_s: seconds that it may take to start.
+        environment: additional environment variables of the server.
+        log: file of the server's output.
+        start_s: seconds that the server may take to start.
 
     Raises:
-        ProcessError: it ends, or does not answer in time.
+        ProcessError: it ends, or does not respond in time.
     """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_THE_TRAINERS)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(TORCHRUN_VARIABLES)}
     variables = {
-        **kept, **environment,
+        **inherited, **environment,
         "VLLM_SERVER_DEV_MODE": "1",  # routes for weights and caches
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}  # a client that is still using one must close it
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600"}  # so that the client closes idle connections, not the server
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="vllm-") as folder, log.open("wb") as out:
-        socket = Path(folder) / "socket"  # a short path, as sockets need
-        with deaf_children():
-            guard = subprocess.Popen(
-                [sys.executable, "-m", "turncredit.child_process", *command(options, socket)], env=variables,
+        socket = Path(folder) / "socket"  # the path of a socket must be short
+        with signals_blocked():
+            wrapper = subprocess.Popen(
+                [sys.executable, "-m", "turncredit.child_process", *server_command(options, socket)], env=variables,
                 stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            _wait_for(guard, socket, log, start_s)
+            _wait_for(wrapper, socket, log, start_s)
             yield f"unix:{socket}"
         finally:
-            assert guard.stdin is not None
-            guard.stdin.close()
+            assert wrapper.stdin is not None
+            wrapper.stdin.close()
             try:
-                guard.wait(2 * STOP_S)
+                wrapper.wait(2 * STOP_S)
             except subprocess.TimeoutExpired:
-                os.killpg(guard.pid, signal.SIGKILL)
-                guard.wait()
+                os.killpg(wrapper.pid, signal.SIGKILL)
+                wrapper.wait()
 
 
-def _wait_for(guard: subprocess.Popen[bytes], socket: Path, log: Path, start_s: float) -> None:
+def _wait_for(wrapper: subprocess.Popen[bytes], socket: Path, log: Path, start_s: float) -> None:
     end = time.monotonic() + start_s
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://vllm", timeout=5.0) as http:
         while True:
-            if guard.poll() is not None:
-                raise ProcessError(f"the vLLM server ended with code {guard.returncode}; {log} ends with:\n"
-                                   f"{_tail(log)}", "mend what it says, and run the same command again")
+            if wrapper.poll() is not None:
+                raise ProcessError(f"the vLLM server ended with code {wrapper.returncode}; the end of {log}:\n"
+                                   f"{_tail(log)}", "fix the cause, then run the same command again")
             try:
                 if http.get("/health").is_success:
                     return
             except httpx.HTTPError:
-                pass  # not there yet
+                pass  # it does not listen yet
             if time.monotonic() > end:
-                raise ProcessError(f"the vLLM server did not answer within {start_s:.0f} s; {log} ends with:\n"
-                                   f"{_tail(log)}", "mend what it says, and run the same command again")
-            time.sleep(PAUSE_S)
+                raise ProcessError(f"the vLLM server did not respond within {start_s:.0f} s; the end of {log}:\n"
+                                   f"{_tail(log)}", "fix the cause, then run the same command again")
+            time.sleep(POLL_S)
 
 
 def _tail(log: Path, lines: int = 5) -> str:
