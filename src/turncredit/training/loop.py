@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from turncredit.credit.rows import rows_of
 from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.errors import Interrupted
 from turncredit.evaluation import Bench, Episode
+from turncredit.files import writing
 from turncredit.losses import kl_k3
 from turncredit.rollout.branching import branching_of
 from turncredit.seeding import START, Cursor, digest, draw
@@ -35,6 +36,7 @@ from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.metrics import Row, training_columns, validation_columns, write_metrics
 from turncredit.training.monitor import collapse_flags
+from turncredit.training.trackers import MetricsLogger
 from turncredit.types import Question
 
 STATE = "state.json"
@@ -90,6 +92,7 @@ class Trainer:
         identity: digest of all that the run is made of (see ``checkpoint.save``).
         stop: asked at safe places whether to end.
         processes: who shares rollouts and updates.
+        logger: also gets every metrics row.
     """
 
     config: RunConfig
@@ -102,6 +105,7 @@ class Trainer:
     identity: str
     stop: StopRequest
     processes: Processes = SINGLE_PROCESS
+    logger: MetricsLogger = field(default_factory=MetricsLogger)
 
     def train(self, progress: Progress) -> Progress:
         """Go on from ``progress`` to the last step; a row and, where due, a checkpoint a step.
@@ -145,7 +149,11 @@ class Trainer:
         return checkpoint.save(self.folder, progress.step, self.identity, write, processes=self.processes)
 
     def _write_metrics(self, progress: Progress) -> None:
-        self.processes.on_rank_0(lambda: write_metrics(progress.rows, self.folder / "metrics.csv"))
+        def write() -> None:
+            write_metrics(progress.rows, self.folder / "metrics.csv")
+            with writing(self.folder):
+                self.logger.log(progress.rows)
+        self.processes.on_rank_0(write)
 
     def _hand_weights(self, version: int) -> None:
         """Have the engine sample from the learner's weights."""

@@ -38,6 +38,7 @@ from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
 from turncredit.training.run_folder import RunPaths
+from turncredit.training.trackers import check_installed, metrics_logger
 from turncredit.types import Question
 
 
@@ -48,7 +49,8 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
     manifest.json in the run's folder: a killed run leaves nothing there that looks finished.
 
     Raises:
-        ConfigError: another number of processes runs than ``launch.processes`` says.
+        ConfigError: another number of processes runs than ``launch.processes`` says, or a tracker's package is
+            missing.
         RunLockedError: another run writes here.
         DataError: a data file is missing, altered or empty.
         CheckpointError: there are checkpoints, but all are damaged.
@@ -58,6 +60,7 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         ProcessError: another process of this run failed; all of them end.
     """
     settle(config)
+    check_installed(config.launch.trackers)
     with ExitStack() as held:
         processes = Processes.join(config.launch.processes, config.device)
         processes.on_rank_0(lambda: held.enter_context(run_lock(paths.checkpoints)))
@@ -94,8 +97,10 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
             folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
         bench = make_bench(config, stoppable(engine, stop), search, codec)
+        logger = processes.on_all_ranks(lambda: held.enter_context(
+            metrics_logger(config, paths, identity, is_main=processes.is_main)))
         trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
-                          processes)
+                          processes, logger)
         progress = trainer.train(progress)
 
         weights = learner.gather_weights()
