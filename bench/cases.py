@@ -33,7 +33,7 @@ from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now
-from turncredit.training.run import read_split, settle
+from turncredit.training.run import read_split, set_threads
 from turncredit.training.run_folder import RunPaths
 from turncredit.types import Document, Question, Transcript
 
@@ -64,7 +64,7 @@ def beside(root: Path, scale: str) -> tuple[RunConfig, RunPaths]:
     """The run whose policy and prompts are measured beside a peer, and this process with its threads."""
     settings = load_scale(scale, root / "config")
     config = settings.run(EXPERIMENT, next(iter(settings.experiments[EXPERIMENT].arms)), 0)
-    settle(config)
+    set_threads(config)
     return config, RunPaths.under(root, config)
 
 

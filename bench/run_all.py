@@ -24,7 +24,7 @@ from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.manifest import read_manifest
 from turncredit.retrieval.service import retriever
 from turncredit.tasks.registry import make_task
-from turncredit.training.run import read_split, settle
+from turncredit.training.run import read_split, set_threads
 from turncredit.training.run_folder import RunPaths
 
 
@@ -47,7 +47,7 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
     arms = scale.experiments[EXPERIMENT].arms if EXPERIMENT in scale.experiments else [""]
     configs = [scale.run(EXPERIMENT, arm, 0) for arm in arms]
     config, paths = configs[0], RunPaths.under(root, configs[0])
-    settle(config)
+    set_threads(config)
     questions = read_split(paths.data, "train", config.train_on)
     read_manifest(paths.index)
     codec, policy = Codec.load(paths.policy), load_policy(paths.policy, config.device)

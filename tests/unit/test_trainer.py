@@ -220,7 +220,7 @@ def test_an_evaluation_of_other_questions_than_the_runs_is_refused(root):
     hashes = json.loads(record.read_text())
     hashes["sha256"]["questions/facts.test.jsonl"] = sha256(questions)
     record.write_text(json.dumps(hashes))
-    with pytest.raises(DataError, match="other evaluation questions"), served():
+    with pytest.raises(DataError, match="evaluation questions changed"), served():
         evaluate_run(paths.final_policy, run, RetrieverConfig(), data=paths.data, index=paths.index,
                      output=paths.run / "evaluation.csv")
 

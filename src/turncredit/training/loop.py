@@ -1,9 +1,9 @@
-"""The training loop: questions to rollouts to credit to an update to a metrics row. Algorithm-blind.
+"""The training loop: questions, rollouts, credit, update, metrics row. It does not depend on the algorithm.
 
 All state is in ``Progress`` and the ``Learner``; everything else is a pure function of the run's
-configuration, so a resumed run goes on bit for bit where it stopped. Several processes go through it
-side by side: each plays its share of the questions and knows the whole batch, so that all of them
-have the same ``Progress``; the first one writes.
+configuration, so a resumed run continues bit for bit. All ranks run the loop together: each plays its
+share of the questions, and the groups are gathered, so that all ranks have the same batch and the
+same ``Progress``; rank 0 writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from turncredit.training.batch import Batch
 from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
-from turncredit.training.metrics import Row, training_columns, validation_columns, write_metrics
+from turncredit.training.metrics import MetricsRow, training_columns, validation_columns, write_metrics
 from turncredit.training.monitor import collapse_flags
 from turncredit.training.trackers import MetricsLogger
 from turncredit.types import Question
@@ -44,28 +44,28 @@ STATE = "state.json"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """All state of a run beside weights and optimisers.
+    """All state of a run except weights and optimisers.
 
     Attributes:
+        started: time of the run's first start.
         step: training steps done.
-        cursor: where the data order stands.
-        budget: the token budget; None until the first validation has measured a question's cost.
+        cursor: position in the data order.
+        budget: the token budget; None before the first validation, which measures the tokens per question.
         rows: metrics rows; the first one is from before training.
-        wall_s: seconds spent in this run, all its processes together.
-        started: when the first process started.
-        resumed_from: steps at which later processes took over.
+        wall_s: seconds of training, including those before a resume.
+        resumed_from: steps at which the run was resumed.
     """
 
     started: str
     step: int = 0
     cursor: Cursor = START
     budget: TokenBudget | None = None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[MetricsRow, ...] = ()
     wall_s: float = 0.0
     resumed_from: tuple[int, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Write ``state.json``."""
+        """Write ``state.json`` into a checkpoint."""
         (folder / STATE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
@@ -79,20 +79,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """One run.
+    """Trains one run.
 
     Args:
         config: the resolved run.
-        bench: plays and scores episodes with the learner's own policy.
+        bench: plays and scores episodes with the learner's policy.
         estimator: turns rewards into credit.
         learner: weights and optimisers.
         pool: training questions.
         validation: validation questions.
-        folder: checkpoints and the live metrics.csv.
-        identity: digest of all that the run is made of (see ``checkpoint.save``).
-        stop: asked at safe places whether to end.
-        processes: who shares rollouts and updates.
-        logger: also gets every metrics row.
+        folder: for checkpoints and metrics.csv during training.
+        identity: of the checkpoints (see ``checkpoint.save``).
+        stop: checked at safe places.
+        processes: of the run.
+        logger: logs every metrics row to the trackers.
     """
 
     config: RunConfig
@@ -108,12 +108,12 @@ class Trainer:
     logger: MetricsLogger = field(default_factory=MetricsLogger)
 
     def train(self, progress: Progress) -> Progress:
-        """Go on from ``progress`` to the last step; a row and, where due, a checkpoint a step.
+        """Train from ``progress`` to the last step; each step writes a metrics row and, if due, a checkpoint.
 
         Raises:
-            Interrupted: a signal arrived; the state is saved. A rollout is given up between two
-                turns, an update is always finished.
-            NonFiniteError: see ``Learner.update``; the last checkpoint stays as it is.
+            Interrupted: a signal arrived; the state is saved. A rollout is dropped between two turns, an
+                update is always finished.
+            NonFiniteError: see ``Learner.update``; the last checkpoint is kept.
             ProcessError: another process of the run failed.
         """
         settings = self.config.training
@@ -122,12 +122,12 @@ class Trainer:
         def timed(progress: Progress) -> Progress:
             return replace(progress, wall_s=before + time.perf_counter() - started)
 
-        self._hand_weights(progress.step)
+        self._update_engine(progress.step)
         with _ProgressBar(settings.steps, progress.step, shown=self.processes.is_main) as bar:
             try:
                 while True:
-                    progress = self._validated(progress)
-                    progress = self._finished_row(timed(progress))
+                    progress = self._validate(progress)
+                    progress = self._finish_row(timed(progress))
                     self._write_metrics(progress)
                     bar.show(progress)
                     done = progress.step == settings.steps
@@ -155,22 +155,22 @@ class Trainer:
                 self.logger.log(progress.rows)
         self.processes.on_rank_0(write)
 
-    def _hand_weights(self, version: int) -> None:
-        """Have the engine sample from the learner's weights."""
+    def _update_engine(self, version: int) -> None:
+        """Give the learner's weights to the engine."""
         weights = self.learner.full_weights()
         self.bench.engine.update_weights(weights, version)
-        for _ in weights:  # what the engine did not look at: all processes gather each weight together
+        for _ in weights:  # all ranks must iterate to the end, even if the engine did not
             pass
 
-    def _validated(self, progress: Progress) -> Progress:
-        """Validate greedily where it is due: before training, every n steps and at the end."""
+    def _validate(self, progress: Progress) -> Progress:
+        """Validate greedily if due: before training, every ``validate_every`` steps and at the end."""
         settings = self.config.training
         due = progress.step % settings.validate_every == 0 or progress.step == settings.steps
-        row: Row = dict(progress.rows[-1]) if progress.rows else {"step": 0}
+        row: MetricsRow = dict(progress.rows[-1]) if progress.rows else {"step": 0}
         if not due or any(name.startswith("validation_") for name in row):
             return progress
         episodes = self.processes.scatter_gather(self.validation, self.bench.chains)
-        self.bench.engine.reset_prefix_cache()  # the next rollout starts from the same engine state as after a resume
+        self.bench.engine.reset_prefix_cache()  # the next rollout must not depend on cached prefixes, as after a resume
         row |= validation_columns(episodes, self.config.train_on)
         return replace(progress, rows=(*progress.rows[:-1], row),
                        budget=progress.budget or self._first_budget(episodes))
@@ -180,22 +180,22 @@ class Trainer:
         cost = tokens_per_question(branching, [episode.transcript for episode in episodes])
         return TokenBudget(self.config.training.tokens_per_step, cost)
 
-    def _finished_row(self, progress: Progress) -> Progress:
-        """The last row with its time and the monitor's flags."""
+    def _finish_row(self, progress: Progress) -> Progress:
+        """Add the time and the collapse flags to the last row."""
         flags = collapse_flags(progress.rows, max_turns=self.config.task.max_turns)
         row = progress.rows[-1] | {"wall_s": round(progress.wall_s, 3), "collapse": ";".join(flags)}
         return replace(progress, rows=(*progress.rows[:-1], row))
 
     def step(self, progress: Progress) -> Progress:
-        """One training step; ``progress`` and the weights change together, after the update."""
+        """Take one training step; if it raises before the update, weights and progress are unchanged."""
         config, step, clock = self.config, progress.step, [time.perf_counter()]
-        assert progress.budget is not None  # the validation before training has set it
+        assert progress.budget is not None  # set by the validation before training
         branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
         count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
         chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
         questions = [self.pool[i] for i in chosen]
-        groups = self.processes.scatter_gather(questions, lambda mine: self.bench.play(
-            mine, branching, temperature=config.training.temperature,
+        groups = self.processes.scatter_gather(questions, lambda share: self.bench.play(
+            share, branching, temperature=config.training.temperature,
             seed_of=lambda question, path: digest(config.seed, step, question, *path)))
         self.bench.engine.sleep()
         clock.append(time.perf_counter())
@@ -210,11 +210,11 @@ class Trainer:
             old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=value_N)
         clock.append(time.perf_counter())
 
-        self.stop.check(self.processes)  # the last place where the step can be given up
+        self.stop.check(self.processes)  # the last place where the step can be dropped
         report = self.learner.update(
             batch, credit, step=step, seed=config.seed, kl_in_loss=not self.estimator.kl_in_reward,
             reference_logprob_N=reference_N, old_value_N=value_N)
-        self._hand_weights(step + 1)
+        self._update_engine(step + 1)
         clock.append(time.perf_counter())
 
         seconds = [round(later - earlier, 4) for earlier, later in pairwise(clock)]
@@ -227,7 +227,7 @@ class Trainer:
 
 
 class _ProgressBar:
-    """A bar on a terminal; elsewhere a line every ten steps and at the end. One process of a run shows it."""
+    """Progress on stderr: a bar on a terminal, otherwise a line every ten steps and at the end. Rank 0 shows it."""
 
     def __init__(self, steps: int, done: int, *, shown: bool) -> None:
         self._steps, self._shown = steps, shown

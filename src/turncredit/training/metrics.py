@@ -1,4 +1,4 @@
-"""The metrics row of a training step, and metrics.csv. Means are over questions, then over leaves by share."""
+"""Makes the metrics row of a training step and writes metrics.csv. Means weight questions equally, leaves by share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turncredit.evaluation import Episode
 from turncredit.files import atomic
 from turncredit.types import Group, StopReason
 
-Row = dict[str, float | int | str | None]
+MetricsRow = dict[str, float | int | str | None]
 
 FIXED_COLUMNS = (
     "step", "wall_s", "questions", "trajectories", "tokens_sampled", "tokens_trained", "tokens_env", "turns_mean",
@@ -25,7 +25,7 @@ _STOPS = (StopReason.ANSWERED, StopReason.TURN_LIMIT, StopReason.CONTEXT_OVERFLO
 
 
 def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means of everything measured in an episode, weighted by the episodes' shares."""
+    """Return the means of all per-episode measurements, weighted by the episodes' shares."""
     total = sum(episode.share for episode in episodes)
     sums: dict[str, float] = {}
     for episode in episodes:
@@ -44,10 +44,10 @@ def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def training_columns(groups: Sequence[Group], episodes: Sequence[Sequence[Episode]], credit: TokenCredit,
-                     datasets: Sequence[str]) -> Row:
-    """What the rollouts of a step show; ``episodes`` as [group][leaf]."""
+                     datasets: Sequence[str]) -> MetricsRow:
+    """Return the columns of a step's rollouts; ``episodes`` is indexed [group][leaf]."""
     flat = [episode for leaves in episodes for episode in leaves]
-    row: Row = {
+    row: MetricsRow = {
         "questions": len(groups), "trajectories": len(flat),
         "tokens_sampled": sum(group.sampled_count for group in groups), "tokens_trained": len(credit.weight_N),
         "tokens_env": sum(len(turn.observation_ids) for group in groups for turn in group.turns),
@@ -55,15 +55,15 @@ def training_columns(groups: Sequence[Group], episodes: Sequence[Sequence[Episod
     return row | _by_dataset(flat, datasets)
 
 
-def validation_columns(episodes: Sequence[Episode], datasets: Sequence[str]) -> Row:
-    """What a validation shows, by dataset, and the means of its reward components."""
+def validation_columns(episodes: Sequence[Episode], datasets: Sequence[str]) -> MetricsRow:
+    """Return the columns of a validation: rates by dataset, and means of the reward components."""
     found = _by_dataset(episodes, datasets)
     found |= {name: value for name, value in episode_means(episodes).items() if name.startswith("component_")}
     return {f"validation_{name}": value for name, value in found.items()}
 
 
-def _by_dataset(episodes: Sequence[Episode], datasets: Sequence[str]) -> Row:
-    row: Row = {}
+def _by_dataset(episodes: Sequence[Episode], datasets: Sequence[str]) -> MetricsRow:
+    row: MetricsRow = {}
     for dataset in datasets:
         mine = [episode for episode in episodes if episode.question.dataset == dataset]
         means = episode_means(mine) if mine else {}
@@ -72,7 +72,7 @@ def _by_dataset(episodes: Sequence[Episode], datasets: Sequence[str]) -> Row:
 
 
 def write_metrics(rows: Sequence[Mapping[str, object]], path: Path) -> None:
-    """Write all rows, whole or not at all; what was not measured stays empty.
+    """Write all rows to a CSV file, atomically; missing values are empty cells.
 
     Raises:
         DataError: the file cannot be written.

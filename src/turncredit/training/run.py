@@ -1,4 +1,4 @@
-"""One training run and one evaluation, from files to files: what the command line calls."""
+"""Trains one run and evaluates one policy, from files to files; called by the command line."""
 
 from __future__ import annotations
 
@@ -43,68 +43,67 @@ from turncredit.types import Question
 
 
 def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:
-    """Train one run to its end, from its newest checkpoint if there is one; by one process or by many together.
+    """Train one run to its end, resuming from its newest checkpoint; all processes of the run call this.
 
-    Leaves ``checkpoints/final`` (a Hugging Face folder) and then, as the last act, metrics.csv and
-    manifest.json in the run's folder: a killed run leaves nothing there that looks finished.
+    Writes ``checkpoints/final`` (a Hugging Face folder), and after it metrics.csv and manifest.json in
+    the run's folder, so that a killed run never looks finished.
 
     Raises:
-        ConfigError: another number of processes runs than ``launch.processes`` says, or a tracker's package is
-            missing.
-        RunLockedError: another run writes here.
-        DataError: a data file is missing, altered or empty.
-        CheckpointError: there are checkpoints, but all are damaged.
+        ConfigError: the world size is not ``launch.processes``, or a tracker's package is missing.
+        RunLockedError: another process writes to this run's folder.
+        DataError: a data file is missing, changed or empty.
+        CheckpointError: all checkpoints are damaged.
         Interrupted: SIGTERM or SIGUSR1 arrived; the state is saved.
         NonFiniteError: training diverged.
         RetrieverError: the retriever cannot be reached.
-        ProcessError: another process of this run failed; all of them end.
+        ProcessError: another process of this run failed; all processes end.
     """
-    settle(config)
+    set_threads(config)
     check_installed(config.launch.trackers)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         processes = Processes.join(config.launch.processes, config.device)
-        processes.on_rank_0(lambda: held.enter_context(run_lock(paths.checkpoints)))
-        stop = held.enter_context(StopRequest().listening())
+        processes.on_rank_0(lambda: stack.enter_context(run_lock(paths.checkpoints)))
+        stop = stack.enter_context(StopRequest().listening())
         pool, validation, test = processes.on_all_ranks(lambda: [
             read_split(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
             for split in ("train", "validation", "test")])
-        made_of = processes.on_rank_0(lambda: _inputs(paths))
-        identity = _identity(config, retriever_config, made_of)
-        found = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity))
-        progress = Progress(started=now()) if found is None else Progress.load(found)
-        if found is not None:
+        input_hashes = processes.on_rank_0(lambda: _inputs(paths))
+        identity = _identity(config, retriever_config, input_hashes)
+        resumed = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity))
+        progress = Progress(started=now()) if resumed is None else Progress.load(resumed)
+        if resumed is not None:
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
         codec = Codec.load(paths.policy)
         estimator = make_estimator(config.algorithm, config.training)
-        start = paths.policy if found is None else found / "policy"
-        where = config.device if processes.world_size == 1 else "cpu"  # whole models may not fit the GPU of a part
-        policy = load_policy(start, where)
+        start = paths.policy if resumed is None else resumed / "policy"
+        load_device = config.device if processes.world_size == 1 else "cpu"  # a GPU may be too small before sharding
+        policy = load_policy(start, load_device)
         learner = Learner(
             policy, Critic(policy) if estimator.uses_critic else None,
-            load_policy(paths.policy, where) if config.training.kl_coefficient else None,
+            load_policy(paths.policy, load_device) if config.training.kl_coefficient else None,
             config.training, config.device, config.launch, processes)
-        if found is not None:
-            learner.load(found)
-        manifest = _manifest(config, made_of, test)
-        running = {**manifest, **_course(progress, None)}
+        if resumed is not None:
+            learner.load(resumed)
+        manifest = _manifest(config, input_hashes, test)
+        running = {**manifest, **_status(progress, None)}
         processes.on_rank_0(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
-        search = processes.on_all_ranks(lambda: held.enter_context(retriever(paths.index, retriever_config)))
-        engine = processes.on_all_ranks(lambda: held.enter_context(make_engine(
+        search = processes.on_all_ranks(lambda: stack.enter_context(retriever(paths.index, retriever_config)))
+        engine = processes.on_all_ranks(lambda: stack.enter_context(make_engine(
             config.engine, codec, policy=paths.policy,
             model=lambda: load_policy(start, config.device) if learner.layout.is_sharded else learner.policy,
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
         bench = make_bench(config, stoppable(engine, stop), search, codec)
-        logger = processes.on_all_ranks(lambda: held.enter_context(
+        logger = processes.on_all_ranks(lambda: stack.enter_context(
             metrics_logger(config, paths, identity, is_main=processes.is_main)))
         trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
                           processes, logger)
         progress = trainer.train(progress)
 
         weights = learner.gather_weights()
-        manifest |= _course(progress, now())
+        manifest |= _status(progress, now())
 
         def finish() -> None:
             save_policy(learner.policy, paths.final_policy, codec.tokenizer, weights)
@@ -120,30 +119,30 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
 
     Args:
         policy: a Hugging Face folder with its tokenizer.
-        config: gives the task (and the device); which arm it is matters to no column.
+        config: task, device and engine; the arm only names the rows.
         retriever_config, index: the retriever.
-        data: the world.
-        output: evaluation.csv; a manifest.json beside it must name the same evaluation questions.
-        decodings: each plays every question once.
-        closed_book: without a retriever, where the only turn must answer.
+        data: the questions.
+        output: evaluation.csv; a manifest.json in the same folder must name the same evaluation questions.
+        decodings: every question is played once with each.
+        closed_book: no retriever; the only turn must answer.
 
     Raises:
-        DataError: data are missing or altered, or the manifest names other questions.
-        CheckpointError: no readable policy there.
+        DataError: data are missing or changed, or the manifest names other questions.
+        CheckpointError: the policy cannot be read.
         RetrieverError: the retriever cannot be reached.
     """
-    settle(config)
+    set_threads(config)
     questions = read_split(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", questions)
     codec = Codec.load(policy)
-    # A process of its own, on one GPU, where nobody trains.
-    beside = config.engine.model_copy(update={"mode": "colocate", "tensor_parallel": 1})
-    with ExitStack() as held:
-        engine = held.enter_context(make_engine(
-            beside, codec, policy=policy, model=lambda: load_policy(policy, config.device),
+    # One process on one GPU, without a trainer.
+    engine_config = config.engine.model_copy(update={"mode": "colocate", "tensor_parallel": 1})
+    with ExitStack() as stack:
+        engine = stack.enter_context(make_engine(
+            engine_config, codec, policy=policy, model=lambda: load_policy(policy, config.device),
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=output.parent))
-        search = None if closed_book else held.enter_context(retriever(index, retriever_config))
+        search = None if closed_book else stack.enter_context(retriever(index, retriever_config))
         bench = make_bench(config, engine, search, codec)
         bench = bench.closed_book() if closed_book else bench
         table = pd.concat([evaluate(bench, questions, decoding, config.seed) for decoding in decodings])
@@ -158,10 +157,10 @@ def make_bench(config: RunConfig, engine: Engine, search: Retriever | None, code
 
 
 def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Question]:
-    """The questions of a split, of the named datasets or of all (by name), checked against ``world.json``.
+    """Read the questions of a split, of the named datasets or of all, and check the files against ``world.json``.
 
     Raises:
-        DataError: a file is missing, differs from its recorded sha256, or no question is left.
+        DataError: a file is missing or differs from its recorded sha256, or there are no questions.
     """
     suffix = f".{split}.jsonl"
     names = sorted(recorded(data)) if datasets is None else [f"questions/{dataset}{suffix}" for dataset in datasets]
@@ -173,33 +172,33 @@ def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Q
     return questions
 
 
-def settle(config: RunConfig) -> None:
-    """This process's threads, and no bars of transformers for models that load in a blink."""
+def set_threads(config: RunConfig) -> None:
+    """Set this process's torch threads, and turn off transformers' progress bars."""
     torch.set_num_threads(config.threads)
     disable_progress_bar()
 
 
 def _inputs(paths: RunPaths) -> dict[str, str]:
-    """sha256 of everything that decides the result beside code and configuration."""
+    """Return the sha256 of every input file that affects the result."""
     files = {f"policy/{path.name}": path for pattern in ("*.safetensors", "tokenizer.json")
              for path in sorted(paths.policy.glob(pattern))}
     files |= {path.relative_to(paths.data).as_posix(): path for path in sorted(paths.data.glob("questions/*.jsonl"))}
     return {name: sha256(path) for name, path in (files | {"world.json": paths.data / "world.json"}).items()}
 
 
-def _identity(config: RunConfig, retriever_config: RetrieverConfig, made_of: Mapping[str, str]) -> str:
-    """Digest of all that the run is made of, code and hardware aside."""
-    return json_sha256([config.digest(), retriever_config.model_dump(mode="json"), dict(made_of)])
+def _identity(config: RunConfig, retriever_config: RetrieverConfig, input_hashes: Mapping[str, str]) -> str:
+    """Return a hash of configuration and inputs; a checkpoint resumes only under the same one."""
+    return json_sha256([config.digest(), retriever_config.model_dump(mode="json"), dict(input_hashes)])
 
 
-def _manifest(config: RunConfig, made_of: Mapping[str, str], test: Sequence[Question]) -> dict[str, Any]:
-    """The part of the manifest that is known before training."""
+def _manifest(config: RunConfig, input_hashes: Mapping[str, str], test: Sequence[Question]) -> dict[str, Any]:
+    """Return the fields of the manifest that are known before training."""
     return {"config": config.model_dump(mode="json"), "config_sha256": config.digest(), "seed": config.seed,
-            "data": dict(made_of), "evaluation_ids_sha256": evaluation_ids(test), **provenance()}
+            "data": dict(input_hashes), "evaluation_ids_sha256": evaluation_ids(test), **provenance()}
 
 
-def _course(progress: Progress, ended: str | None) -> dict[str, Any]:
-    """The part of the manifest that tells the run's course."""
+def _status(progress: Progress, ended: str | None) -> dict[str, Any]:
+    """Return the fields of the manifest that change while the run trains."""
     return {"state": "running" if ended is None else "finished", "started": progress.started, "ended": ended,
             "resumed_from": list(progress.resumed_from), "steps": progress.step}
 
@@ -211,7 +210,7 @@ def _check_same_questions(manifest: Path, questions: Sequence[Question]) -> None
         trained_for = json.loads(manifest.read_text(encoding="utf-8"))["evaluation_ids_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{manifest}: cannot be read: {error!r}",
-                        "remove the run's folder and train it again") from error
+                        "remove the run's folder and train the run again") from error
     if trained_for != evaluation_ids(questions):
-        raise DataError(f"{manifest}: was made for other evaluation questions than the data hold now",
-                        "train the run again, or restore its data")
+        raise DataError(f"{manifest}: the evaluation questions changed since training",
+                        "train the run again, or restore the data")
