@@ -140,7 +140,7 @@ def test_weights_come_from_the_seed_and_leave_the_global_generator_alone():
     weights = [m.get_input_embeddings().weight for m in (one, same, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-    with pytest.raises(ConfigError, match="divides"):
+    with pytest.raises(ConfigError, match="must divide"):
         make_tiny_policy(config.model_copy(update={"heads": 5}), 300, 0)
 
 
