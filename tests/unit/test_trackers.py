@@ -99,6 +99,13 @@ def test_trackers_do_not_change_a_runs_hash() -> None:
     assert tracked("tensorboard", "wandb").digest() == tracked().digest()
 
 
+def test_other_ranks_log_nothing(tmp_path: Path) -> None:
+    paths = RunPaths.under(tmp_path, tracked())
+    with trackers.metrics_logger(tracked("tensorboard", "wandb"), paths, "identity", is_main=False) as logger:
+        logger.log([{"step": 0, "reward_total": 1.0}])
+    assert not list(tmp_path.iterdir())
+
+
 class Recorder:
     """A tracker that records its calls."""
 
