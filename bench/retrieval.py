@@ -8,11 +8,10 @@ from pathlib import Path
 from bench.cost import seconds_of
 from bench.results import Measured
 from turncredit.config.retriever import RetrieverConfig
+from turncredit.retrieval.bm25 import build_index
 from turncredit.retrieval.client import Retriever
-from turncredit.retrieval.leases import ServerDir
-from turncredit.retrieval.lucene import build_index
+from turncredit.retrieval.lifecycle import ServerDir, retriever
 from turncredit.retrieval.manifest import read_manifest
-from turncredit.retrieval.service import retriever
 
 BATCH = 64
 
@@ -28,7 +27,7 @@ def retrieval_rates(data: Path, index: Path, config: RetrieverConfig, queries: S
             asked = queries if size > 1 else queries[:256]
             with retriever(index, config) as cold:
                 found[name] = _rate(cold, asked, size, top_k)
-        server = ServerDir(index.resolve()).published()
+        server = ServerDir(index.resolve()).address()
         if server is not None:
             found["server's peak memory, GB"] = _peak_kb(server.pid) * 1024 / 1e9
     return [Measured("retrieval through the server, not cached", name, "", value) for name, value in found.items()]

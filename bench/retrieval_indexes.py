@@ -20,10 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
+from turncredit.retrieval.corpus import Passage
 
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.files import atomic
-from turncredit.retrieval.corpus import Passage
 
 R = TypeVar("R")
 
@@ -155,8 +155,9 @@ def _encoder(root: Path) -> dict[str, Any]:
 
 def _encode(root: Path, count: int) -> Measured:
     from turncredit.retrieval.embed import embed_shard
-    from turncredit.retrieval.encoder import Encoder
     from turncredit.retrieval.passages import PassageTable, build_table
+
+    from turncredit.retrieval.encoder import Encoder
 
     build_table(root / "corpus.jsonl", root / "passages")
     encoder = Encoder(FaissConfig.model_validate(_encoder(root)))
@@ -182,8 +183,9 @@ def _lucene(root: Path, count: int) -> Measured:
 
 
 def _build(root: Path, kind: str, config: FaissConfig) -> Measured:
-    from turncredit.retrieval.dense import build_dense
     from turncredit.retrieval.passages import PassageTable
+
+    from turncredit.retrieval.dense import build_dense
     from turncredit.retrieval.vectors import read_shards
 
     table = PassageTable(root / "passages")

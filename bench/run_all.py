@@ -21,8 +21,8 @@ from bench.trees import tree_costs
 from turncredit.config.load import Scale
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec
+from turncredit.retrieval.lifecycle import retriever
 from turncredit.retrieval.manifest import read_manifest
-from turncredit.retrieval.service import retriever
 from turncredit.tasks.registry import make_task
 from turncredit.training.run import read_split, set_threads
 from turncredit.training.run_folder import RunPaths

@@ -12,12 +12,12 @@ from pathlib import Path
 from turncredit.config.data import FLAWS, Flaw, PolicyConfig, WorldConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.task import TaskConfig
+from turncredit.data.corpus import Passage, read_corpus
 from turncredit.miniature.build import build_world
 from turncredit.miniature.demonstrations import Demonstration, demonstrate, kind_of
 from turncredit.miniature.renaming import Renamer
 from turncredit.miniature.warm_start import make_renamer, make_tokenizer
 from turncredit.policy.tokenizer import Codec
-from turncredit.retrieval.corpus import Passage, read_corpus
 from turncredit.tasks.registry import make_task
 from turncredit.training.run import read_split
 from turncredit.types import Document, Question

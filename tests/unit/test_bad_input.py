@@ -27,7 +27,7 @@ from turncredit.config.data import FLAWS
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.files import sha256
 from turncredit.retrieval.client import RetrieverClient
-from turncredit.retrieval.service import retriever
+from turncredit.retrieval.lifecycle import retriever
 from turncredit.training import run
 from turncredit.training.lock import run_lock
 
@@ -249,7 +249,8 @@ def test_a_retriever_that_is_down_is_an_error_never_no_results(clone: Clone, fre
 
 def test_an_index_that_is_not_there_is_named(clone: Clone) -> None:
     clone.refuses("train", *CHAINS, search=retriever,
-                  says=("index.json: not an index manifest", "build it again: snakemake index"))
+                  says=("index.json: not an index manifest", "build it again: snakemake --cores 2 index --config "
+                        "scale=test --forcerun index/test/index.json"))
     (clone.root / "index" / "test" / "index.json").unlink()
     clone.refuses("train", *CHAINS, search=retriever,
                   says=("index.json: no finished index here", "build it: snakemake --cores 2 "))

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from turncredit.data.corpus import Passage, read_corpus
 from turncredit.errors import DataError
-from turncredit.retrieval.corpus import Passage, read_corpus
 
 GOOD = json.dumps({"id": "1", "contents": '"Kenya"\nThe capital of Kenya is Nairobi.'})
 

@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 
 from tests.file_server import Fault, FileServer, serving
 from turncredit.cli import main as cli
-from turncredit.data.download import Patience
-from turncredit.data.fetch import fetch, fetched, is_here, read_record
+from turncredit.data.download import RetryPolicy
+from turncredit.data.fetch import fetch, fetched_file, is_fetched, read_record
+from turncredit.data.questions import SPLITS
 from turncredit.data.sources import QUESTIONS, Registry, load_registry
 from turncredit.errors import ConfigError, DataError
-from turncredit.miniature.questions import SPLITS
 
 ROOT = Path(__file__).parents[2]
-HASTY = Patience(timeout_s=1.0, retries=1, pause_s=0.001, longest_pause_s=0.01)
+HASTY = RetryPolicy(timeout_s=1.0, retries=1, pause_s=0.001, longest_pause_s=0.01)
 TRAIN, TEST, BIG = b"one\ntwo\n", b"three\n", bytes(range(256)) * 400
 
 
@@ -66,7 +66,7 @@ class Site:
         return self.root / "downloads"
 
     def fetch(self, *names: str, **options: Any) -> None:
-        fetch(self.registry, names, patience=HASTY, **options)
+        fetch(self.registry, names, policy=HASTY, **options)
 
 
 @pytest.fixture
@@ -108,25 +108,25 @@ def test_a_source_of_which_one_file_fails_is_not_there_and_goes_on_with_that_fil
     with pytest.raises(DataError, match=r"test\.bin"):
         site.fetch("small")
     assert not (site.downloads / "small").exists()
-    assert not is_here(site.registry, "small")
+    assert not is_fetched(site.registry, "small")
     site.server.faults.clear()
     site.fetch("small")
-    assert is_here(site.registry, "small")
+    assert is_fetched(site.registry, "small")
     assert site.server.asked("/small/train.bin") == [""]
 
 
 def test_an_altered_file_is_found(site: Site) -> None:
     site.fetch("small")
     path = site.downloads / "small" / "test.bin"
-    assert fetched(site.registry, "small", "test.bin") == path
+    assert fetched_file(site.registry, "small", "test.bin") == path
     path.write_bytes(b"THREE\n")
-    assert is_here(site.registry, "small")  # of the right size: only reading it can tell
+    assert is_fetched(site.registry, "small")  # of the right size: only reading it can tell
     with pytest.raises(DataError, match=r"test\.bin.*sha256"):
         site.fetch("small", verify=True)
     with pytest.raises(DataError, match=r"turncredit fetch small"):
-        fetched(site.registry, "small", "test.bin")
+        fetched_file(site.registry, "small", "test.bin")
     path.write_bytes(b"more than three\n")
-    assert not is_here(site.registry, "small")
+    assert not is_fetched(site.registry, "small")
 
 
 def test_files_put_here_by_hand_are_taken_if_they_are_right(site: Site) -> None:
@@ -135,7 +135,7 @@ def test_files_put_here_by_hand_are_taken_if_they_are_right(site: Site) -> None:
     (folder / "train.bin").write_bytes(TRAIN)
     site.fetch("small")
     assert site.server.asked("/small/train.bin") == []
-    assert is_here(site.registry, "small")
+    assert is_fetched(site.registry, "small")
 
 
 def test_a_wrong_file_put_here_by_hand_is_refused_and_kept(site: Site) -> None:
@@ -151,7 +151,7 @@ def test_a_wrong_file_put_here_by_hand_is_refused_and_kept(site: Site) -> None:
 def test_a_changed_registry_is_fetched_again_and_compared(site: Site) -> None:
     site.fetch("small")
     site.write(files={"train.bin": {"sha256": sha(b"new")}})
-    assert not is_here(site.registry, "small")
+    assert not is_fetched(site.registry, "small")
     with pytest.raises(DataError, match=f"not {sha(b'new')}"):
         site.fetch("small")
 
@@ -205,7 +205,7 @@ def test_a_shared_folder_of_downloads_is_used_where_it_is(
         site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNCREDIT_DOWNLOADS", str(tmp_path / "shared"))
     site.fetch("small")
-    assert fetched(site.registry, "small", "train.bin") == tmp_path / "shared" / "small" / "train.bin"
+    assert fetched_file(site.registry, "small", "train.bin") == tmp_path / "shared" / "small" / "train.bin"
     assert not site.downloads.exists()
 
 
@@ -250,7 +250,7 @@ def test_a_disk_too_small_for_all_is_told_before_anything_is_asked(
         site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.write(files={"huge.bin": {"size": 64_559_075_373}})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**11, 10**10, 9 * 10**10 // 2))
-    with pytest.raises(DataError, match=r"64\.6 GB are to come and 45\.0 GB are free"):
+    with pytest.raises(DataError, match=r"64\.6 GB to download and 45\.0 GB free"):
         site.fetch("small")
     assert site.server.seen == []
 
@@ -310,9 +310,9 @@ def test_a_snapshot_is_kept_by_the_hubs_library_and_its_blobs_are_compared(hub: 
     assert {name: Path(record["folder"], name).read_bytes() for name in record["files"]} == HUB
     assert record["files"]["weights/model.safetensors"]["known"] == "named by the hub"
     assert "compared with nothing" in record["files"]["config.json"]["known"]
-    assert is_here(hub.registry, "small")
+    assert is_fetched(hub.registry, "small")
     Path(record["folder"], "config.json").unlink()
-    assert not is_here(hub.registry, "small")
+    assert not is_fetched(hub.registry, "small")
 
 
 def test_a_snapshot_with_other_bytes_than_the_hub_names_is_refused(hub: Site) -> None:
@@ -320,7 +320,7 @@ def test_a_snapshot_with_other_bytes_than_the_hub_names_is_refused(hub: Site) ->
     hub.server.repository[path] = (body[::-1], oid, commit)
     with pytest.raises(DataError, match="has the sha256"):
         hub.fetch("small")
-    assert not is_here(hub.registry, "small")
+    assert not is_fetched(hub.registry, "small")
 
 
 def test_a_snapshot_that_is_not_there_or_forbidden_is_one_error(hub: Site, monkeypatch: pytest.MonkeyPatch) -> None:

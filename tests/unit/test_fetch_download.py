@@ -14,12 +14,12 @@ import pytest
 
 from tests.file_server import Fault, FileServer, etag, serving
 from turncredit.data import download as module
-from turncredit.data.download import Patience, Piece, Wanted, download, need_room
+from turncredit.data.download import FileRequest, Piece, RetryPolicy, check_disk_space, download
 from turncredit.errors import DataError
 
 BODY = random.Random(0).randbytes(300_000)
 OTHER = random.Random(1).randbytes(300_000)
-HASTY = Patience(timeout_s=0.3, retries=3, pause_s=0.001, longest_pause_s=0.01)
+HASTY = RetryPolicy(timeout_s=0.3, retries=3, pause_s=0.001, longest_pause_s=0.01)
 
 
 def sha(body: bytes) -> str:
@@ -32,9 +32,9 @@ class Net(NamedTuple):
     path: Path
 
     def get(self, *, size: int | None = None, sha256: str | None = None, md5: str | None = None,
-            patience: Patience = HASTY) -> module.Fetched:
+            policy: RetryPolicy = HASTY) -> module.FileRecord:
         way = (Piece(f"{self.server.url}/file", size, sha256),)
-        return download(Wanted(self.path, (way,), size, sha256, md5), self.http, patience)
+        return download(FileRequest(self.path, (way,), size, sha256, md5), self.http, policy)
 
     def fails(self, says: str, **known: Any) -> None:
         """The download ends with an error that says so, names file and address, and leaves nothing under the name."""
@@ -185,7 +185,7 @@ def test_what_will_not_pass_is_not_tried_again(net: Net, fault: Fault, says: str
 
 def test_a_dead_server_is_given_up_after_the_retries(net: Net) -> None:
     net.server.faults["/file"] = [Fault(status=500)] * 99
-    net.fails("HTTP 500", patience=HASTY)
+    net.fails("HTTP 500", policy=HASTY)
     assert len(net.server.seen) == HASTY.retries + 1
 
 
@@ -198,7 +198,7 @@ def test_an_attempt_that_brings_a_byte_counts_as_none_that_failed(net: Net) -> N
 def test_a_server_that_cannot_be_reached_is_an_error_of_that_address(net: Net) -> None:
     way = (Piece("http://127.0.0.1:9/file"),)
     with pytest.raises(DataError, match=r"127\.0\.0\.1:9/file: ConnectError"):
-        download(Wanted(net.path, (way,)), net.http, HASTY)
+        download(FileRequest(net.path, (way,)), net.http, HASTY)
 
 
 @pytest.mark.parametrize("place", ["file", "folder", "http"])
@@ -209,7 +209,7 @@ def test_the_first_way_that_has_the_file_is_taken(net: Net, tmp_path: Path, plac
     net.server.files["/mirror/file"] = BODY
     url = {"file": (mirror / "file").as_uri(), "folder": str(mirror / "file"), "http": f"{net.server.url}/mirror/file"}
     ways = ((Piece(f"{net.server.url}/none"),), (Piece(url[place]),), (Piece(f"{net.server.url}/file"),))
-    fetched = download(Wanted(net.path, ways, sha256=sha(BODY)), net.http, HASTY)
+    fetched = download(FileRequest(net.path, ways, sha256=sha(BODY)), net.http, HASTY)
     net.is_whole()
     assert fetched.url == url[place]
     assert "/file" not in [path for path, _ in net.server.seen]
@@ -218,16 +218,16 @@ def test_the_first_way_that_has_the_file_is_taken(net: Net, tmp_path: Path, plac
 def test_a_mirror_with_a_wrong_file_is_passed_over(net: Net, tmp_path: Path) -> None:
     (tmp_path / "mirrored").write_bytes(OTHER)
     ways = ((Piece(str(tmp_path / "mirrored"), None, sha(BODY)),), (Piece(f"{net.server.url}/file", None, sha(BODY)),))
-    download(Wanted(net.path, ways, sha256=sha(BODY)), net.http, HASTY)
+    download(FileRequest(net.path, ways, sha256=sha(BODY)), net.http, HASTY)
     net.is_whole()
 
 
 class Parts(NamedTuple):
     net: Net
-    wanted: Wanted
+    request: FileRequest
 
     def get(self) -> None:
-        download(self.wanted, self.net.http, HASTY)
+        download(self.request, self.net.http, HASTY)
         self.net.is_whole()
 
 
@@ -236,7 +236,7 @@ def parts(net: Net) -> Parts:
     cuts = {"/aa": BODY[:100_000], "/ab": BODY[100_000:100_001], "/ac": BODY[100_001:]}
     net.server.files |= cuts
     way = tuple(Piece(net.server.url + name, len(body), sha(body)) for name, body in cuts.items())
-    return Parts(net, Wanted(net.path, (way,), len(BODY), sha(BODY)))
+    return Parts(net, FileRequest(net.path, (way,), len(BODY), sha(BODY)))
 
 
 def test_parts_are_joined(parts: Parts) -> None:
@@ -265,28 +265,28 @@ def test_parts_after_a_half_copied_mirror_hold_none_of_its_bytes(parts: Parts) -
     server, mirror = parts.net.server, Piece(f"{parts.net.server.url}/mirror", len(BODY), sha(BODY))
     server.files["/mirror"] = OTHER
     server.faults["/mirror"] = [Fault(cut=200_000), *[Fault(status=500)] * 9]
-    wanted = Wanted(parts.wanted.path, ((mirror,), *parts.wanted.ways), len(BODY), sha(BODY))
-    Parts(parts.net, wanted).get()
+    request = FileRequest(parts.request.path, ((mirror,), *parts.request.alternatives), len(BODY), sha(BODY))
+    Parts(parts.net, request).get()
 
 
 def test_a_full_disk_is_told_before_a_byte_is_read(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(DataError, match=r"0\.0 GB are to come and 0\.0 GB are free"):
+    with pytest.raises(DataError, match=r"0\.0 GB to download and 0\.0 GB free"):
         net.get()
     assert not net.path.exists()
-    with pytest.raises(DataError, match=r"64\.6 GB are to come"):
-        need_room(net.path / "not" / "there" / "yet", 64_559_075_373)
+    with pytest.raises(DataError, match=r"64\.6 GB to download"):
+        check_disk_space(net.path / "not" / "there" / "yet", 64_559_075_373)
 
 
 def test_a_disk_that_fills_while_it_is_written_is_one_message_and_no_file(
         net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(chunks: Any, file: Any, told: Any) -> None:
+    def full(chunks: Any, file: Any, advance: Any) -> None:
         file.write(next(iter(chunks))[:1000])
         file.flush()
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "_pour", full)
+        patched.setattr(module, "_write", full)
         with pytest.raises(DataError, match=r"file\.bin: cannot be written: No space left on device"):
             net.get()
     assert not net.path.exists()

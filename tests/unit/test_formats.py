@@ -21,12 +21,12 @@ from tests.file_server import Fault, serving
 from turncredit.cli import main as cli
 from turncredit.config.data import QuestionsConfig
 from turncredit.config.load import load_scale
-from turncredit.data.formats import extract_corpus, read_rows, unpack_folder
+from turncredit.data.corpus import read_corpus
+from turncredit.data.formats import extract_corpus, read_rows
 from turncredit.data.prepare import choose, prepare
+from turncredit.data.questions import Split
 from turncredit.data.sources import Format, Inside, load_registry
 from turncredit.errors import ConfigError, DataError
-from turncredit.miniature.questions import Split
-from turncredit.retrieval.corpus import read_corpus
 from turncredit.rewards.matching import normalise
 from turncredit.training.run import read_split
 from turncredit.types import Question
@@ -179,24 +179,6 @@ def test_an_archive_of_no_file_or_two_is_refused(tmp_path: Path) -> None:
     for files, says in (({}, "no file"), ({"a": b"".join(LINES), "b": b"".join(LINES)}, "more than one file")):
         with pytest.raises(DataError, match=says):
             extract_corpus(archive(tmp_path / "wiki.gz", files), inside(LINES), tmp_path / "out" / "corpus.jsonl")
-
-
-def test_the_folder_of_an_archive_is_unpacked_whole_or_not_at_all(tmp_path: Path) -> None:
-    packed = archive(tmp_path / "index.tar.gz", {"_0.cfs": b"one", "segments_1": bytes(100_000)})
-    unpack_folder(packed, tmp_path / "out" / "lucene")
-    found = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes()
-             for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert found == {"lucene/someone/_0.cfs": b"one", "lucene/someone/segments_1": bytes(100_000)}
-    put(packed, packed.read_bytes()[: packed.stat().st_size // 2])
-    with pytest.raises(DataError, match=r"index\.tar\.gz: cannot be unpacked"):
-        unpack_folder(packed, tmp_path / "out" / "lucene")
-    with tarfile.open(packed, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("../outside"))
-    with pytest.raises(DataError, match="cannot be unpacked"):
-        unpack_folder(packed, tmp_path / "out" / "lucene")
-    assert (tmp_path / "out" / "lucene" / "someone" / "_0.cfs").read_bytes() == b"one"
-    assert not (tmp_path / "outside").exists()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["lucene"]
 
 
 # Splits.

@@ -6,13 +6,10 @@ import asyncio
 import threading
 
 import httpx
-import pytest
 
 from turncredit.config.retriever import ServerConfig
-from turncredit.retrieval.batching import Batcher, QueueFull
-from turncredit.retrieval.corpus import Passage
-from turncredit.retrieval.metrics import Histogram, Metrics
-from turncredit.retrieval.server import make_app
+from turncredit.data.corpus import Passage
+from turncredit.retrieval.server import Batcher, Counts, QueueFull, make_app
 
 
 class Search:
@@ -40,29 +37,29 @@ def alone(query, k):
 
 
 def together(search, *requests, first=(), **config):
-    """The answers to requests that come while ``first`` is searched, in order; and the metrics."""
-    metrics = Metrics()
+    """The answers to requests that come while ``first`` is searched, in order; and the counts."""
+    counts = Counts()
 
     async def ask_all():
-        batcher = Batcher(search, ServerConfig.model_validate({"window_ms": 0, **config}), metrics)
-        busy = asyncio.create_task(batcher.ask(list(first), 1))
+        batcher = Batcher(search, ServerConfig.model_validate({"window_ms": 0, **config}), counts)
+        busy = asyncio.create_task(batcher.search(list(first), 1))
         await asyncio.to_thread(search.began.wait, 60)
-        asked = [asyncio.create_task(batcher.ask(list(queries), k)) for queries, k in requests]
+        asked = [asyncio.create_task(batcher.search(list(queries), k)) for queries, k in requests]
         await asyncio.sleep(0)
         search.gate.set()
         await busy
         return await asyncio.gather(*asked, return_exceptions=True)
 
-    return asyncio.run(ask_all()), metrics
+    return asyncio.run(ask_all()), counts
 
 
 def test_requests_that_wait_are_searched_in_one_batch_each_query_once():
     search = Search()
-    answers, metrics = together(search, (["a", "b"], 2), (["b"], 2), (["c", "a", "c"], 2), ([], 2), first=["x"])
+    answers, counts = together(search, (["a", "b"], 2), (["b"], 2), (["c", "a", "c"], 2), ([], 2), first=["x"])
     assert search.asked == [(["x"], 1), (["a", "b", "c"], 2)]
     assert answers == [[alone("a", 2), alone("b", 2)], [alone("b", 2)], [alone(q, 2) for q in "cac"], []]
-    assert (search.most, metrics.waiting) == (1, 0)
-    assert metrics.batch.counts[0] == 1
+    assert (search.most, counts.waiting) == (1, 0)
+    assert (counts.requests, counts.batches, counts.batched_queries) == (5, 2, 4)
 
 
 def test_another_k_is_searched_apart():
@@ -82,17 +79,17 @@ def test_a_batch_is_no_larger_than_allowed():
 
 def test_a_full_queue_refuses_and_an_empty_one_takes_any_request():
     search = Search()
-    answers, metrics = together(search, (list("abcdef"), 1), (["g"], 1), first=["x"], queue=4)
+    answers, counts = together(search, (list("abcdef"), 1), (["g"], 1), first=["x"], queue=4)
     assert answers[0] == [alone(q, 1) for q in "abcdef"], "nobody waited, so it was taken whatever its size"
     assert isinstance(answers[1], QueueFull)
-    assert metrics.refused == 1
+    assert counts.refused == 1
 
 
 def test_a_failed_search_is_the_error_of_those_who_asked_for_it():
     search = Search()
-    answers, metrics = together(search, (["poison"], 2), (["a"], 2), (["b"], 1), first=["x"])
+    answers, counts = together(search, (["poison"], 2), (["a"], 2), (["b"], 1), first=["x"])
     assert [type(answer) for answer in answers] == [ValueError, ValueError, list]
-    assert metrics.failed == 2
+    assert counts.failed == 2
 
 
 def test_a_window_gathers_requests_that_come_one_after_another():
@@ -100,16 +97,16 @@ def test_a_window_gathers_requests_that_come_one_after_another():
     search.gate.set()
 
     async def ask_all():
-        batcher = Batcher(search, ServerConfig(window_ms=2000), Metrics())
-        first = asyncio.create_task(batcher.ask(["a"], 1))
+        batcher = Batcher(search, ServerConfig(window_ms=2000), Counts())
+        first = asyncio.create_task(batcher.search(["a"], 1))
         await asyncio.sleep(0.05)
-        await asyncio.gather(first, batcher.ask(["b"], 1))
+        await asyncio.gather(first, batcher.search(["b"], 1))
 
     asyncio.run(ask_all())
     assert search.asked == [(["a", "b"], 1)]
 
 
-def test_over_http_a_refusal_says_when_to_come_back_and_metrics_count_it():
+def test_over_http_a_refusal_says_when_to_come_back_and_health_counts_it():
     search = Search()
 
     async def ask_all():
@@ -125,24 +122,11 @@ def test_over_http_a_refusal_says_when_to_come_back_and_metrics_count_it():
                 await asyncio.sleep(0.01)
             refused = await post("b")
             search.gate.set()
-            return [await first, await second, refused], (await http.get("/metrics"))
+            return [await first, await second, refused], (await http.get("/health")).json()
 
-    (first, second, refused), metrics = asyncio.run(ask_all())
+    (first, second, refused), health = asyncio.run(ask_all())
     assert (first.status_code, second.status_code, refused.status_code) == (200, 200, 503)
     assert refused.headers["Retry-After"] == "1"
-    assert metrics.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    numbers = dict(line.rsplit(" ", 1) for line in metrics.text.splitlines() if not line.startswith("#"))
-    name = "turncredit_retriever_"
-    assert (numbers[name + "queries_total"], numbers[name + "batches_total"]) == ("2", "2")
-    assert (numbers[name + "requests_refused_total"], numbers[name + "queue"]) == ("1", "0")
-    assert numbers[name + "request_seconds_count"] == numbers[name + 'request_seconds_bucket{le="+Inf"}'] == "2"
-
-
-@pytest.mark.parametrize(("values", "buckets"), [((), [0, 0, 0]), ((1, 2, 2.5, 9), [1, 2, 4]), ((0, 2), [1, 2, 2])])
-def test_a_histogram_is_cumulative_and_a_bound_belongs_to_its_bucket(values, buckets):
-    histogram = Histogram((1, 2))
-    for value in values:
-        histogram.observe(value)
-    assert histogram.lines("x") == [
-        *(f'x_bucket{{le="{le}"}} {count}' for le, count in zip(["1", "2", "+Inf"], buckets, strict=True)),
-        f"x_sum {sum(values):g}", f"x_count {len(values)}"]
+    assert (health["requests"], health["queries"], health["batches"], health["batched_queries"]) == (2, 2, 2, 2)
+    assert (health["refused"], health["failed"], health["waiting"]) == (1, 0, 0)
+    assert health["request_seconds"] >= health["slowest_request_seconds"] > 0

@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turncredit.data.corpus import Passage
 from turncredit.errors import RetrieverError
 from turncredit.retrieval.client import RetrieverClient
-from turncredit.retrieval.corpus import Passage
 from turncredit.retrieval.server import make_app
 
 
@@ -66,7 +66,7 @@ def test_each_distinct_query_is_sent_once_and_then_remembered():
         retriever.search(["a"], 3)
     assert [(post["queries"], post["topk"]) for post in network.posts] == [
         (["a", "b"], 2), (["c"], 2), (["a"], 3)]
-    assert (retriever.counts.asked, retriever.counts.cached) == (8, 4)
+    assert (retriever.counts.queries, retriever.counts.cached) == (8, 4)
 
 
 def test_a_caller_that_changes_an_answer_does_not_change_the_next():
@@ -123,7 +123,7 @@ def test_a_wrong_answer_is_an_error_at_once_and_is_not_remembered(answer):
         with pytest.raises(RetrieverError, match="http://server/retrieve"):
             retriever.search(["a"], 2)
         assert len(network.posts) == 1
-        assert retriever.counts.asked == 0
+        assert retriever.counts.queries == 0
         assert len(retriever.search(["a"], 2)[0]) == 2
 
 

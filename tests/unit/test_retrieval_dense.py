@@ -10,14 +10,11 @@ import pytest
 
 from tests.encoders import faiss_config, passages, write_corpus
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
+from turncredit.data.corpus import PassageTable, build_table, read_corpus
 from turncredit.errors import ConfigError, DataError
-from turncredit.retrieval.corpus import read_corpus
-from turncredit.retrieval.dense import DenseSearcher, build_dense, open_index
-from turncredit.retrieval.embed import embed_shard
-from turncredit.retrieval.flat import FlatIndex
-from turncredit.retrieval.manifest import read_manifest
-from turncredit.retrieval.passages import PassageTable, build_table
-from turncredit.retrieval.sizes import needs
+from turncredit.retrieval.dense import DenseSearcher, FlatIndex, build_dense, open_index
+from turncredit.retrieval.encoder import embed_shard
+from turncredit.retrieval.manifest import needs, read_manifest
 from turncredit.retrieval.vectors import Vectors, read_flat_file, read_shard, read_shards, shard_path, shard_range
 
 DIMENSION = 16
@@ -77,7 +74,7 @@ def test_a_table_holds_the_passages_of_the_corpus_in_order(tmp_path):
 @pytest.mark.parametrize(("text", "where"), [
     ('{"id": "a", "contents": "x"}\n{"id": "b"}\n', ":2: not a passage"),
     ('{"id": "a", "contents": "x"}\n\n', ":2: not a passage"),
-    ('{"id": "a", "contents": "x"}\n{"id": "b", "contents": "y"}\n{"id": "a", "contents": "z"}\n', ":3: id 'a' stands"),
+    ('{"id": "a", "contents": "x"}\n{"id": "b", "contents": "y"}\n{"id": "a", "contents": "z"}\n', ":3: duplicate id"),
     ("", "no passage"),
 ])
 def test_a_bad_corpus_gets_no_table(tmp_path, text, where):
@@ -93,7 +90,7 @@ def test_a_table_of_another_corpus_is_refused(tmp_path):
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["one", "two"])
     build_table(corpus, tmp_path / "table")
     write_corpus(corpus, ["one", "two", "three"])
-    with pytest.raises(DataError, match="not the file"):
+    with pytest.raises(DataError, match="changed since"):
         PassageTable(tmp_path / "table")
     corpus.unlink()
     with pytest.raises(DataError, match=r"corpus\.jsonl"):
@@ -137,7 +134,7 @@ def test_a_finished_shard_is_left_and_an_unfinished_or_foreign_one_is_made_again
     assert embed_shard(table, again, folder, 0, 2) == first
     assert again.seen == []
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match="no finished shard"):
+    with pytest.raises(DataError, match="not a finished shard"):
         read_shard(path)
     repaired = HashEncoder()
     embed_shard(table, repaired, folder, 0, 2)
@@ -258,7 +255,7 @@ def test_approximate_search_orders_equal_scores_by_row(tmp_path, settings):
 
 def test_what_an_index_cannot_be_built_from_is_said_before_work(tmp_path):
     for settings, message in (({"lists": 8, "code_bytes": 5}, "does not divide the dimension 16"),
-                              ({"lists": 700, "code_bytes": 8}, "700 vectors or more, and there are 600")):
+                              ({"lists": 700, "code_bytes": 8}, "700 training vectors or more, and there are 600")):
         with pytest.raises(ConfigError, match=message):
             built(tmp_path, unit(600), index="ivfpq", **settings)
     assert list(tmp_path.iterdir()) == []
@@ -303,7 +300,7 @@ def test_another_encoder_or_a_cut_index_is_refused(tmp_path, searcher):
         DenseSearcher(tmp_path / "index", other.config, other)
     vectors = np.load(tmp_path / "index" / "faiss" / "vectors.npy")
     np.save(tmp_path / "index" / "faiss" / "vectors.npy", vectors[:-1])
-    with pytest.raises(DataError, match="52 vectors of 53 passages"):
+    with pytest.raises(DataError, match="52 vectors and 53 passages"):
         DenseSearcher(tmp_path / "index", searcher._encoder.config, searcher._encoder)
 
 
@@ -311,14 +308,14 @@ def test_the_served_identity_is_that_of_the_ranking(tmp_path, searcher):
     manifest, config = read_manifest(tmp_path / "index"), searcher._encoder.config
 
     def served(**more):
-        return manifest.served(RetrieverConfig(kind="faiss", faiss=config.model_copy(update=more)))
+        return manifest.ranking_sha256(RetrieverConfig(kind="faiss", faiss=config.model_copy(update=more)))
 
     assert served(batch=99, shards=7, device="cuda", links=99, lists=99) == served()
-    with pytest.raises(ConfigError, match=r"faiss\.storage = float32, but the configuration says float16"):
+    with pytest.raises(ConfigError, match=r"faiss\.storage = float32, but the config says float16"):
         served(storage="float16")
-    with pytest.raises(ConfigError, match=r"the configuration says retriever\.kind = lucene"):
-        manifest.served(RetrieverConfig())
+    with pytest.raises(ConfigError, match=r"the config says retriever\.kind = lucene"):
+        manifest.ranking_sha256(RetrieverConfig())
     _, approximate = built(tmp_path / "hnsw", unit(600), index="hnsw")
-    asked = [approximate.served(RetrieverConfig(kind="faiss", faiss=approximate.settings.model_copy(
+    asked = [approximate.ranking_sha256(RetrieverConfig(kind="faiss", faiss=approximate.settings.model_copy(
         update={"ef_search": ef}))) for ef in (32, 64)]
     assert asked[0] != asked[1], "how far a query looks is part of the ranking, and needs no other index"

@@ -72,7 +72,7 @@ def test_half_precision_is_near_and_of_the_same_identity(folder):
 
 
 def test_an_encoder_that_is_not_there_or_not_whole_is_named(folder, tmp_path):
-    with pytest.raises(ConfigError, match="no folder, source or hub id"):
+    with pytest.raises(ConfigError, match="not a folder, source or hub id"):
         Encoder(faiss_config(tmp_path / "none" / "deep" / "er"), root=tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no encoder there"):

@@ -14,16 +14,13 @@ import pytest
 
 from tests.encoders import faiss_config, passages, write_corpus, write_encoder
 from turncredit.config.retriever import RetrieverConfig, ServerConfig
+from turncredit.data.corpus import PassageTable, build_table
 from turncredit.distributed.slurm import Site
 from turncredit.errors import RetrieverError
-from turncredit.retrieval import leases
+from turncredit.retrieval import lifecycle
 from turncredit.retrieval.dense import build_dense
-from turncredit.retrieval.embed import embed_shard
-from turncredit.retrieval.encoder import Encoder
-from turncredit.retrieval.job import is_waiting_or_running, options
-from turncredit.retrieval.leases import Address, SharedServerDir
-from turncredit.retrieval.passages import PassageTable, build_table
-from turncredit.retrieval.service import retriever
+from turncredit.retrieval.encoder import Encoder, embed_shard
+from turncredit.retrieval.lifecycle import Address, ServerDir, is_queued_or_running, retriever, sbatch_options
 from turncredit.retrieval.vectors import read_shards
 
 # Runs what it wraps as a process of its own, whose number is the job's.
@@ -89,14 +86,14 @@ def test_users_share_one_job_that_survives_a_killed_user_and_ends_with_the_last(
     folder = slurm()
     config = settings(tmp_path / "encoder")
     code = ("import sys, time; from pathlib import Path; from turncredit.config.retriever import RetrieverConfig; "
-            "from turncredit.retrieval.service import retriever\n"
+            "from turncredit.retrieval.lifecycle import retriever\n"
             "config = RetrieverConfig.model_validate_json(sys.argv[2])\n"
             "with retriever(Path(sys.argv[1]), config, poll_s=1) as r:\n"
             "    print(r.url, flush=True)\n"
             "    time.sleep(600)")
     with retriever(index, config, poll_s=0.5) as client:
         assert client.url.startswith("http://127.0.0.1:")
-        with subprocess.Popen([sys.executable, "-c", code, str(index), config.whole()], stdout=subprocess.PIPE,
+        with subprocess.Popen([sys.executable, "-c", code, str(index), config.to_json()], stdout=subprocess.PIPE,
                               text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}) as other:
             assert other.stdout.readline().strip() == client.url
             other.send_signal(signal.SIGKILL)
@@ -104,7 +101,7 @@ def test_users_share_one_job_that_survives_a_killed_user_and_ends_with_the_last(
         assert (found.id, found.text, found.score) == ("p4", passages(30)[4], pytest.approx(1.0, abs=1e-5))
     wait_until_gone(client.url)  # the killed user's lease is void by then
     assert (folder / "asked").read_text().count("--job-name=turncredit-retriever") == 1
-    assert SharedServerDir(index, 6).published() is None
+    assert ServerDir(index, lease_s=6).address() is None
 
 
 def test_a_job_that_ends_before_it_serves_shows_its_log(tmp_path, index, slurm):
@@ -123,7 +120,7 @@ def test_a_job_that_waits_in_the_queue_for_too_long_is_said_and_not_submitted_ag
                 retriever(index, config, poll_s=0.5):
             pass
     assert (folder / "asked").read_text().count("--parsable") == 1
-    os.kill(int(SharedServerDir(index, 6).submitted()), signal.SIGKILL)
+    os.kill(int(ServerDir(index, lease_s=6).job), signal.SIGKILL)
 
 
 def test_without_slurm_it_is_said(tmp_path, index, monkeypatch):
@@ -137,24 +134,24 @@ def test_what_sbatch_is_asked_for():
     server = ServerConfig(threads=16, mem_mb=96_000, gpus=2, runtime=5000)
     site = Site(account="lab", partition="cpu", gpu_partition="gpu", gpus_by="gpus", max_runtime=2880,
                 extra="--reservation=mine --exclusive")
-    assert options(server, site)[2:] == [
+    assert sbatch_options(server, site)[2:] == [
         "--cpus-per-task=16", "--mem=96000", "--time=2880", "--account=lab", "--partition=gpu", "--gpus=2",
         "--reservation=mine", "--exclusive"]
-    assert "--partition=cpu" in options(server.model_copy(update={"gpus": 0}), site)
+    assert "--partition=cpu" in sbatch_options(server.model_copy(update={"gpus": 0}), site)
 
 
 def test_a_slurm_that_does_not_answer_says_nothing_about_a_job(slurm):
     folder = slurm()
-    assert not is_waiting_or_running("999999999")
+    assert not is_queued_or_running("999999999")
     (folder / "squeue").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
-    assert is_waiting_or_running("999999999")
+    assert is_queued_or_running("999999999")
     for state, alive in (("PENDING", True), ("RUNNING", True), ("COMPLETING", False), ("", False)):
         (folder / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
-        assert is_waiting_or_running("1") == alive
+        assert is_queued_or_running("1") == alive
 
 
 def test_a_lease_lasts_while_it_is_touched_whatever_the_clocks_say(tmp_path, monkeypatch):
-    place, user = SharedServerDir(tmp_path, 0.6), SharedServerDir(tmp_path, 0.6)
+    place, user = ServerDir(tmp_path, lease_s=0.6), ServerDir(tmp_path, lease_s=0.6)
     with user.locked(5):
         lease = user.lease()
         lease.__enter__()
@@ -162,7 +159,7 @@ def test_a_lease_lasts_while_it_is_touched_whatever_the_clocks_say(tmp_path, mon
     for _ in range(4):
         assert place.in_use()
         time.sleep(0.3)
-    monkeypatch.setattr(leases.os, "utime", lambda path: None)  # its process hangs
+    monkeypatch.setattr(lifecycle.os, "utime", lambda path: None)  # its process hangs
     stamp = time.time() + 1e6
     os.system(f"touch -d @{stamp:.0f} {path}")  # a clock that is ahead
     assert place.in_use()
@@ -175,13 +172,13 @@ def test_a_lease_lasts_while_it_is_touched_whatever_the_clocks_say(tmp_path, mon
 
 
 def test_a_server_takes_back_its_own_address_only(tmp_path):
-    place = SharedServerDir(tmp_path, 1)
+    place = ServerDir(tmp_path, lease_s=1)
     mine, other = (Address(url=f"http://h:{n}", pid=n, index_sha256="a") for n in (1, 2))
     with place.locked(5):
         place.publish(mine)
         place.retract(other)
-        assert place.published() == mine
+        assert place.address() == mine
         place.retract(mine)
-    assert place.published() is None
+    assert place.address() is None
     shutil.rmtree(tmp_path / "server")
     place.retract(mine)

@@ -17,10 +17,9 @@ from turncredit.data.questions import read_questions
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import sha256
 from turncredit.miniature.build import build_world
-from turncredit.retrieval.leases import ServerDir
-from turncredit.retrieval.lucene import build_index
+from turncredit.retrieval.bm25 import build_index
+from turncredit.retrieval.lifecycle import ServerDir, retriever
 from turncredit.retrieval.manifest import read_manifest
-from turncredit.retrieval.service import retriever
 
 CONFIG = RetrieverConfig(timeout_s=60, retries=1)
 IMPATIENT = RetrieverConfig(timeout_s=5, retries=0)
@@ -88,7 +87,7 @@ def test_other_parameters_than_the_index_s_are_refused(index):
 
 def test_users_share_one_server_that_goes_after_the_last(index):
     code = ("import sys, httpx; from pathlib import Path; from turncredit.config.retriever import RetrieverConfig; "
-            "from turncredit.retrieval.service import retriever\n"
+            "from turncredit.retrieval.lifecycle import retriever\n"
             "with retriever(Path(sys.argv[1]), RetrieverConfig(timeout_s=60)) as r:\n"
             "    print(r.url, r.search(['capital of Peru'], 1)[0][0].text)")
     with retriever(index, CONFIG, linger_s=0.5) as one:
@@ -109,7 +108,7 @@ def test_users_share_one_server_that_goes_after_the_last(index):
         assert [len(hits) for hits in raw.json()["result"]] == [0, 1]
         assert one.search(["Kenya"], 0) == [[]]
     wait_until_gone(one.url)
-    assert ServerDir(index).published() is None
+    assert ServerDir(index).address() is None
 
 
 def test_a_killed_server_is_an_error_and_the_next_user_gets_a_new_one(index):
@@ -129,7 +128,7 @@ def test_a_killed_server_is_an_error_and_the_next_user_gets_a_new_one(index):
 
 def test_a_killed_user_s_lease_dies_with_it(index):
     code = ("import sys, time; from pathlib import Path; from turncredit.config.retriever import RetrieverConfig; "
-            "from turncredit.retrieval.service import retriever\n"
+            "from turncredit.retrieval.lifecycle import retriever\n"
             "with retriever(Path(sys.argv[1]), RetrieverConfig(), linger_s=0.5) as r:\n"
             "    print(r.url, flush=True)\n"
             "    time.sleep(600)")

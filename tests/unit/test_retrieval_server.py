@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turncredit.data.corpus import Passage
 from turncredit.errors import RetrieverError
-from turncredit.retrieval.corpus import Passage
-from turncredit.retrieval.query import MAX_CHARACTERS, clean_query
+from turncredit.retrieval.client import MAX_CHARACTERS, clean_query
 from turncredit.retrieval.server import bind, main, make_app
 
 

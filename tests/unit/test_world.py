@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from turncredit.config.data import WorldConfig
-from turncredit.data.questions import read_questions, write_questions
+from turncredit.data.corpus import read_corpus
+from turncredit.data.questions import SPLITS, chance_level, read_questions, write_questions
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import sha256
-from turncredit.miniature.build import build_world, chance_level
+from turncredit.miniature.build import build_world
 from turncredit.miniature.facts import load_facts
 from turncredit.miniature.passages import corpus_cities
-from turncredit.miniature.questions import DATASETS, SPLITS, make_questions, split_countries
-from turncredit.retrieval.corpus import read_corpus
+from turncredit.miniature.questions import DATASETS, make_questions, split_countries
 from turncredit.types import Hop, Question
 
 CONFIG = WorldConfig(cities=600, train_questions=400, validation_questions=40, test_questions=80)

@@ -109,7 +109,7 @@ rule build_faiss_index:
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: digest(embedded(w.scale), built(retriever_of(w).faiss), retriever_of(w).prebuilt),
+        settings=lambda w: digest(embedded(w.scale), build_settings(retriever_of(w).faiss), retriever_of(w).prebuilt),
     message:
         "index: FAISS over the vectors of the passages of scale {wildcards.scale}"
     shell:

@@ -1,7 +1,7 @@
 # What rules are made of: downloads, passages, indexes, policies. Functions alone; the rules are in files of their own.
 from turncredit.data.sources import load_registry
 from turncredit.config.retriever import RetrieverConfig
-from turncredit.retrieval.manifest import built
+from turncredit.retrieval.manifest import build_settings
 
 try:
     REGISTRY = load_registry(Path())
@@ -81,7 +81,7 @@ def encoder_of(wildcards) -> list[str]:
 def embedded(scale: str) -> dict:
     """The settings that decide a passage's vector, whatever index it goes into."""
     found = scale_of(scale).retriever.faiss
-    return {"encoder": found.encoder} | built(found.model_copy(update={"index": "flat"})) | {"index": None}
+    return {"encoder": found.encoder} | build_settings(found.model_copy(update={"index": "flat"})) | {"index": None}
 
 
 def index_of(scale: str, retriever: str = "") -> list[str]:

@@ -117,14 +117,14 @@ def fetch(names: Annotated[list[str] | None, typer.Argument(help="sources of con
           root: Root = Path()) -> None:
     """Download sources, check them, and go on where an earlier call stopped; without a name, list them."""
     from turncredit.data.fetch import fetch as fetch_sources
-    from turncredit.data.fetch import is_here
+    from turncredit.data.fetch import is_fetched
     from turncredit.data.sources import load_registry
 
     registry = load_registry(root)
     if not names and scale is None:
         for name, source in registry.sources.items():
             size = f"{source.bytes / 1e9:.2f} GB" if source.bytes else "size unknown"
-            state = "here" if is_here(registry, name) else size
+            state = "here" if is_fetched(registry, name) else size
             typer.echo(f"{name:24} {state:>12}  {source.title}; licence: {source.licence}")
         return
     needed = registry.needed(scale_at(scale, root)) if scale is not None else []
@@ -145,26 +145,26 @@ def prepare_data(scale: ScaleName = "paper", root: Root = Path()) -> None:
 @app.command()
 def passages(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Check the passages and write where each begins, for a dense retriever."""
-    from turncredit.retrieval.build import Place, make_table
+    from turncredit.retrieval.build import IndexPaths, make_table
 
-    make_table(Place.of(scale_at(scale, root), retriever, root))
+    make_table(IndexPaths.of(scale_at(scale, root), retriever, root))
 
 
 @app.command()
 def embed(shard: Annotated[int, typer.Option(help="which of retriever.faiss.shards, from 0")],
           retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Encode one shard of the passages; a finished one is left as it is."""
-    from turncredit.retrieval.build import Place, make_shard
+    from turncredit.retrieval.build import IndexPaths, make_shard
 
-    make_shard(Place.of(scale_at(scale, root), retriever, root), shard)
+    make_shard(IndexPaths.of(scale_at(scale, root), retriever, root), shard)
 
 
 @app.command()
 def index(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Build the index of the passages: Lucene's, or FAISS's from their vectors; or bring in one that was fetched."""
-    from turncredit.retrieval.build import Place, make_index
+    from turncredit.retrieval.build import IndexPaths, make_index
 
-    manifest = make_index(Place.of(scale_at(scale, root), retriever, root))
+    manifest = make_index(IndexPaths.of(scale_at(scale, root), retriever, root))
     typer.echo(f"{manifest.documents} passages in {manifest.seconds:.1f} s")
 
 
@@ -175,20 +175,11 @@ def serve(retriever: RetrieverName = None, scale: ScaleName = "mini", root: Root
           linger_s: Annotated[float | None, typer.Option(
               help="publish the address for training jobs, and end when none used it for so long")] = None) -> None:
     """Serve an index behind Search-R1's /retrieve, until interrupted. Training starts its own server."""
-    from turncredit.retrieval.build import Place
+    from turncredit.retrieval.build import IndexPaths
     from turncredit.retrieval.server import serve as serve_index
 
-    place = Place.of(scale_at(scale, root), retriever, root)
-    serve_index(place.index, place.config, host=host, port=port, linger_s=linger_s)
-
-
-@app.command("bench-index")
-def bench_index(count: Annotated[int, typer.Option("--passages", min=1000, help="synthetic passages")] = 200_000,
-                root: Root = Path()) -> None:
-    """Measure every kind of index on synthetic passages: speed, memory, size, recall; many minutes."""
-    from bench.retrieval_indexes import measure, save
-
-    save(measure(count), root / "benchmarks" / "retrieval.csv")
+    paths = IndexPaths.of(scale_at(scale, root), retriever, root)
+    serve_index(paths.index, paths.config, host=host, port=port, linger_s=linger_s)
 
 
 @app.command()

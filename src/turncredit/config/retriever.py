@@ -80,7 +80,7 @@ class RetrieverConfig(StrictModel):
             raise ValueError("server.gpus = 0: with location = 'job' and faiss.device = 'cuda' it must be at least 1")
         return self
 
-    def whole(self) -> str:
+    def to_json(self) -> str:
         """Return all settings as JSON, including those that are not in a run's hash."""
         return json.dumps(self.model_dump(mode="json") | {
             "location": self.location, "server": self.server.model_dump(mode="json")})

@@ -1,8 +1,12 @@
-"""One file from one or more addresses: resumed, checked, and there under its name only when it is whole.
+"""Downloads one file over HTTP, or copies it from a folder: resumed, checked, and under its name when complete.
 
-Bytes go to a hidden sibling, ``.{name}.partial``, beside a note of where they came from. A cut-off download goes on
-from the last byte only where the server shows that the file is the same one, or where a known sha256 will tell; else
-it begins again. Size and sha256 are checked before the file takes its name.
+Bytes go to a hidden sibling, ``.{name}.partial``, with a note on their origin. A download resumes at the last byte, in
+a later process too, if the server shows that the file is unchanged or if a known sha256 will tell. Otherwise it starts
+over. A wrong length is refused before the body is read. Size and hashes are checked before the file gets its name.
+
+No library keeps these guarantees for files of 60 GB: huggingface_hub 2 removes the partial file when its process ends,
+and pooch requests a file from its first byte after every interruption. ``fetch`` leaves whole repositories to the hub's
+library.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import logging
 import re
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +25,6 @@ from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 import httpx
-from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from tqdm import tqdm
 
 from turncredit.errors import DataError
@@ -29,13 +33,13 @@ from turncredit.files import sync, write_text, writing
 log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
-_BUSY = (408, 425, 429)  # and every 5xx: another attempt may succeed
+_BUSY = (408, 425, 429)  # retried, like every 5xx
 _SPARE = 1 << 28  # bytes that stay free on the disk
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The bytes of one address; what is None is not known."""
+    """The bytes at one address: a whole file, or one part of it. None: not known."""
 
     url: str  # http(s)://, file:// or a path
     size: int | None = None
@@ -43,32 +47,32 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A file, and the ways to get it: each a row of pieces that are joined. The first that has the file is taken."""
+class FileRequest:
+    """A file to download, and its alternatives: sequences of pieces to join. The first that works is taken."""
 
     path: Path
-    ways: tuple[tuple[Piece, ...], ...]
+    alternatives: tuple[tuple[Piece, ...], ...]
     size: int | None = None
     sha256: str | None = None
     md5: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a server is waited for."""
+class RetryPolicy:
+    """How long to wait for a server."""
 
     timeout_s: float = 60.0  # without a byte
-    retries: int = 8  # attempts in a row that bring no new byte
+    retries: int = 8  # further attempts in a row that bring no new byte
     pause_s: float = 1.0  # before the first further attempt; doubles
     longest_pause_s: float = 120.0
 
 
-PATIENCE = Patience()
+RETRIES = RetryPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """What a file is, and how that is known."""
+class FileRecord:
+    """What a downloaded file is, and how that is known."""
 
     url: str
     size: int
@@ -76,18 +80,8 @@ class Fetched:
     known: str  # where the expected sha256 came from
 
 
-@dataclass
-class _Note:
-    """Where the bytes of a partial file came from; kept beside it."""
-
-    url: str = ""
-    validator: str | None = None  # strong ETag of the server
-    announced: str | None = None  # sha256 that the hub names for the file
-    total: int | None = None
-
-
-class _Again(Exception):
-    """This attempt ended early; another may go further. ``pause``: seconds that the server asked for."""
+class _Retry(Exception):
+    """This attempt ended early; another may get further. ``pause``: seconds that the server asked for."""
 
     def __init__(self, message: str, pause: float = 0.0) -> None:
         super().__init__(message)
@@ -95,167 +89,165 @@ class _Again(Exception):
 
 
 class _Unavailable(Exception):
-    """This address does not have the file that is wanted."""
+    """This address does not have the requested file."""
+
+
+@dataclass
+class _Origin:
+    """Where the last bytes of a partial file came from."""
+
+    url: str = ""
+    validator: str | None = None  # strong ETag of the server
+    announced: str | None = None  # sha256 that the hub names for the file
+    total: int | None = None  # bytes
 
 
 @dataclass
 class _Partial:
-    """The growing file."""
+    """A growing file, and the note beside it."""
 
     path: Path
-    note: _Note = field(default_factory=_Note)
+    origin: _Origin = field(default_factory=_Origin)
 
     @classmethod
-    def of(cls, wanted: Path) -> _Partial:
-        path = wanted.parent / f".{wanted.name}.partial"
+    def of(cls, target: Path) -> _Partial:
+        partial = cls(target.with_name(f".{target.name}.partial"))
         try:
-            return cls(path, _Note(**json.loads(cls._beside(path).read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):  # no note, or one cut short: nothing can be told of the bytes
-            return cls(path)
+            partial.origin = _Origin(**json.loads(partial.note.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):  # no note, or a truncated one: the bytes are of unknown origin
+            pass
+        return partial
 
-    @staticmethod
-    def _beside(path: Path) -> Path:
-        return path.with_name(f"{path.name}.json")
+    @property
+    def note(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.json")
 
     @property
     def size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
-    def remember(self, note: _Note) -> None:
-        self.note = note
-        write_text(self._beside(self.path), json.dumps(asdict(note)) + "\n")
+    def restart(self, size: int, origin: _Origin) -> None:
+        """Keep the first ``size`` bytes; the next ones come from ``origin``."""
+        self.truncate(size)
+        self.origin = origin
+        write_text(self.note, json.dumps(asdict(origin)) + "\n")
 
-    def cut(self, size: int) -> None:
-        """Keep the first ``size`` bytes."""
+    def truncate(self, size: int) -> None:
         with self.path.open("ab") as file:
             file.truncate(size)
 
-    def become(self, path: Path) -> None:
+    def publish(self, target: Path) -> None:
         sync(self.path)
-        self.path.replace(path)
-        self._beside(self.path).unlink(missing_ok=True)
+        self.path.replace(target)
+        self.note.unlink(missing_ok=True)
 
 
-def download(wanted: Wanted, http: httpx.Client, patience: Patience = PATIENCE) -> Fetched:
-    """Get a file, or say why not; an interrupted download of the same file goes on.
+def download(request: FileRequest, http: httpx.Client, policy: RetryPolicy = RETRIES) -> FileRecord:
+    """Download a file; resume an interrupted download of the same file.
 
     Raises:
-        DataError: no way has the file, it differs from what is expected, or the disk is full. Nothing stands
-            under the file's name then; the bytes that came are kept for the next try unless they are wrong.
+        DataError: no alternative has the file, it differs from what is expected, or the disk is full. Nothing has the
+            file's name then. The bytes received so far are kept for the next call unless they are wrong.
     """
-    partial = _Partial.of(wanted.path)
+    partial = _Partial.of(request.path)
     reasons = []
-    for way in wanted.ways:
+    for pieces in request.alternatives:
         try:
-            with writing(wanted.path):
-                wanted.path.parent.mkdir(parents=True, exist_ok=True)
-                for number in range(_first(way, partial), len(way)):
-                    start = sum(piece.size or 0 for piece in way[:number])
-                    sha = _Piecewise(way[number], start, partial, http, patience).fetch()
-                fetched = _examine(wanted, way, partial, sha if len(way) == 1 else None)
-                partial.become(wanted.path)
-                return fetched
+            with writing(request.path):
+                request.path.parent.mkdir(parents=True, exist_ok=True)
+                # Pieces before the one that was interrupted are complete and checked.
+                first = next((n for n, piece in enumerate(pieces) if piece.url == partial.origin.url), 0)
+                for number in range(first, len(pieces)):
+                    start = sum(piece.size or 0 for piece in pieces[:number])
+                    sha = _Transfer(pieces[number], start, partial, http, policy).run()
+                record = _check(request, pieces, partial, sha if len(pieces) == 1 else None)
+                partial.publish(request.path)
+                return record
         except _Unavailable as reason:
             reasons.append(str(reason))
             log.warning("%s", reason)
-    raise DataError(f"{wanted.path}: cannot be fetched: " + ("; ".join(reasons) or "no address is known"),
-                    "try again later (it goes on where it stopped), or name a mirror or a folder that has it: "
+    raise DataError(f"{request.path}: cannot be fetched: " + ("; ".join(reasons) or "no address is known"),
+                    "try again later (the download resumes), or name a mirror or a folder that has it: "
                     "TURNCREDIT_MIRROR=...")
 
 
-def digests(path: Path, start: int = 0, *, md5: bool = False) -> tuple[str, str]:
-    """(sha256, md5 or "") of a file's bytes from ``start`` on."""
-    sha, other = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+def digest(path: Path, algorithm: str, start: int = 0) -> str:
+    """Hex digest of a file's bytes from ``start`` on; ``algorithm`` is "sha256" or "md5"."""
     with path.open("rb") as file:
         file.seek(start)
-        while chunk := file.read(_CHUNK):
-            sha.update(chunk)
-            if md5:
-                other.update(chunk)
-    return sha.hexdigest(), other.hexdigest() if md5 else ""
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def need_room(folder: Path, size: int) -> None:
-    """Refuse to begin what the disk cannot take; the folder need not be there yet.
+def check_disk_space(folder: Path, size: int) -> None:
+    """Check that ``size`` bytes, and some to spare, are free for ``folder``, which need not exist yet.
 
     Raises:
-        DataError: fewer than ``size`` bytes, and some to spare, are free.
+        DataError: they are not.
     """
-    place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    free = shutil.disk_usage(place).free
+    existing = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
     if size and size + _SPARE > free:
-        raise DataError(f"{folder}: {size / 1e9:.1f} GB are to come and {free / 1e9:.1f} GB are free",
-                        "free some space, or choose another place: TURNCREDIT_DOWNLOADS=...")
+        raise DataError(f"{folder}: {size / 1e9:.1f} GB to download and {free / 1e9:.1f} GB free",
+                        "free some space, or choose another folder: TURNCREDIT_DOWNLOADS=...")
 
 
 def local_path(url: str) -> Path | None:
-    """The path that an address names on this machine, or None for one of the network."""
+    """The path that an address names on this machine; None for http(s)."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return None if parts.scheme in {"http", "https"} else Path(url)
 
 
-def _first(way: Sequence[Piece], partial: _Partial) -> int:
-    """The piece that the partial file is in; earlier ones were checked when they ended."""
-    return next((n for n, piece in enumerate(way) if piece.url == partial.note.url), 0)
-
-
-def _examine(wanted: Wanted, way: Sequence[Piece], partial: _Partial, sha: str | None) -> Fetched:
-    """Compare the whole file with what is expected; a wrong one is removed. ``sha``: where it is known already."""
-    size, md5 = partial.size, ""
-    if sha is None or wanted.md5 is not None:
-        sha, md5 = digests(partial.path, md5=wanted.md5 is not None)
-    announced = partial.note.announced if len(way) == 1 else None
-    for what, is_, expected in (("bytes", size, wanted.size), ("the sha256", sha, wanted.sha256 or announced),
-                                ("the md5", md5, wanted.md5)):
-        if expected is not None and is_ != expected:
-            partial.cut(0)
-            raise _Unavailable(f"{way[0].url}: has {what} {is_}, not {expected}")
-    known = ("config/sources.yaml" if wanted.sha256 else "named by the server" if announced else
-             "of the md5 in config/sources.yaml" if wanted.md5 else "seen at the first download, compared with nothing")
-    return Fetched(way[0].url, size, sha, known)
+def _check(request: FileRequest, pieces: Sequence[Piece], partial: _Partial, sha: str | None) -> FileRecord:
+    """Compare the complete file with what is expected, and remove a wrong one. ``sha``: its sha256, if computed."""
+    sha = sha or digest(partial.path, "sha256")
+    md5 = digest(partial.path, "md5") if request.md5 else None
+    announced = partial.origin.announced if len(pieces) == 1 else None
+    size = partial.size
+    for what, actual, expected in (("bytes", size, request.size), ("the sha256", sha, request.sha256 or announced),
+                                   ("the md5", md5, request.md5)):
+        if expected is not None and actual != expected:
+            partial.truncate(0)
+            raise _Unavailable(f"{pieces[0].url}: has {what} {actual}, not {expected}")
+    known = ("config/sources.yaml" if request.sha256 else "named by the server" if announced else
+             "of the md5 in config/sources.yaml" if md5 else "seen at the first download, compared with nothing")
+    return FileRecord(pieces[0].url, size, sha, known)
 
 
 @dataclass
-class _Piecewise:
-    """One piece on its way into the partial file, which has ``start`` bytes of earlier pieces."""
+class _Transfer:
+    """Brings one piece into the partial file, behind the ``start`` bytes of earlier pieces."""
 
     piece: Piece
     start: int
     partial: _Partial
     http: httpx.Client
-    patience: Patience
+    policy: RetryPolicy
     resumed: bool = False
 
-    def fetch(self) -> str:
-        """Bring the piece in, whole and checked, and give its sha256."""
+    def run(self) -> str:
+        """Bring the piece in, complete and checked; returns its sha256."""
         while True:
             self.resumed = False
             (self._copy if local_path(self.piece.url) is not None else self._download)()
-            found = digests(self.partial.path, self.start)[0]
-            expected = self.piece.sha256 or self.partial.note.announced
+            sha = digest(self.partial.path, "sha256", self.start)
+            expected = self.piece.sha256 or self.partial.origin.announced
             if self.piece.size not in (None, self.have):
                 wrong = f"has {self.have} bytes, not {self.piece.size}"
-            elif expected not in (None, found):
-                wrong = f"has the sha256 {found}, not {expected}"
+            elif expected not in (None, sha):
+                wrong = f"has the sha256 {sha}, not {expected}"
             else:
-                return found
-            self.partial.cut(self.start)
+                return sha
+            self.partial.truncate(self.start)
             if not self.resumed:
                 raise _Unavailable(f"{self.piece.url}: {wrong}")
-            log.warning("%s: %s after going on from an earlier try; from the beginning", self.piece.url, wrong)
+            log.warning("%s: %s after resuming; starts over", self.piece.url, wrong)
 
     @property
     def have(self) -> int:
-        """Bytes of this piece that are here."""
-        mine = self.partial.note.url == self.piece.url
-        return max(0, self.partial.size - self.start) if mine else 0
-
-    def _begin(self, note: _Note) -> None:
-        """From the piece's first byte."""
-        self.partial.cut(self.start)
-        self.partial.remember(note)
+        """Number of bytes of this piece in the partial file."""
+        return max(0, self.partial.size - self.start) if self.partial.origin.url == self.piece.url else 0
 
     def _copy(self) -> None:
         source = local_path(self.piece.url)
@@ -266,75 +258,66 @@ class _Piecewise:
             raise _Unavailable(f"{source}: {error.strerror}") from error
         with file:
             total = source.stat().st_size
-            need_room(self.partial.path.parent, total)
-            self._begin(_Note(self.piece.url, total=total))
+            check_disk_space(self.partial.path.parent, total)
+            self.partial.restart(self.start, _Origin(self.piece.url, total=total))
             self._append(iter(lambda: file.read(_CHUNK), b""), total)
 
     def _download(self) -> None:
-        most, stalled = self.have, 0  # bytes that were here at best; attempts since that brought none
-
-        def attempt() -> None:
-            nonlocal most, stalled
+        """Attempt the download until ``policy.retries`` further attempts in a row have brought no new byte."""
+        most, failures = self.have, 0
+        while True:
             try:
-                self._attempt()
-            finally:
-                most, stalled = max(most, self.have), 0 if self.have > most else stalled + 1
-
-        def pause(state: RetryCallState) -> float:
-            error = state.outcome.exception() if state.outcome else None
-            asked = error.pause if isinstance(error, _Again) else 0.0
-            return min(max(asked, self.patience.pause_s * 2 ** max(0, stalled - 1)), self.patience.longest_pause_s)
-
-        def tell(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            log.info("%s: %s; again from byte %d", self.piece.url, _said(error), self.have)
-
-        try:
-            Retrying(stop=lambda _: stalled > self.patience.retries, wait=pause, before_sleep=tell, reraise=True,
-                     retry=retry_if_exception_type((_Again, httpx.TransportError)))(attempt)
-        except (_Again, httpx.TransportError) as error:
-            raise _Unavailable(f"{self.piece.url}: {_said(error)}; {stalled} tries brought no new byte") from error
-        except (httpx.InvalidURL, httpx.RequestError) as error:
-            raise _Unavailable(f"{self.piece.url}: {_said(error)}") from error
+                return self._attempt()
+            except (_Retry, httpx.RequestError, httpx.InvalidURL) as error:
+                failures = 0 if self.have > most else failures + 1
+                most = max(most, self.have)
+                said = str(error) if isinstance(error, _Retry) else f"{type(error).__name__} {error}".strip()
+                if not isinstance(error, _Retry | httpx.TransportError):
+                    raise _Unavailable(f"{self.piece.url}: {said}") from error
+                if failures > self.policy.retries:
+                    raise _Unavailable(f"{self.piece.url}: {said}; {failures} tries brought no new byte") from error
+                log.info("%s: %s; again from byte %d", self.piece.url, said, self.have)
+                pause = max(getattr(error, "pause", 0.0), self.policy.pause_s * 2 ** max(0, failures - 1))
+                time.sleep(min(pause, self.policy.longest_pause_s))
 
     def _attempt(self) -> None:
-        note, have = self.partial.note, self.have
-        if have and have == (self.piece.size or note.total):
+        origin, have = self.partial.origin, self.have
+        if have and have == (self.piece.size or origin.total):
             self.resumed = True
             return
-        headers = {"Accept-Encoding": "identity"}  # the bytes as they are, not packed on the way
-        if have and (note.validator or self.piece.sha256):
+        headers = {"Accept-Encoding": "identity"}  # the file's own bytes
+        if have and (origin.validator or self.piece.sha256):
             headers["Range"] = f"bytes={have}-"
-            if note.validator:
-                headers["If-Range"] = note.validator
-        with self.http.stream("GET", self.piece.url, headers=headers, timeout=self.patience.timeout_s) as answer:
+            if origin.validator:
+                headers["If-Range"] = origin.validator
+        with self.http.stream("GET", self.piece.url, headers=headers, timeout=self.policy.timeout_s) as answer:
             self._refuse(answer)
             fresh = self._describe(answer)
-            if answer.status_code != 206 or "Range" not in headers:
-                if answer.status_code != 200:
-                    raise _Unavailable(f"{self.piece.url}: HTTP {answer.status_code}, which was not asked for")
-                have = 0
-                self._begin(fresh)
-            elif not self._goes_on(answer, fresh):
-                self._begin(_Note(self.piece.url))
-                raise _Again("the file is another one than at the last try")
-            else:
+            if answer.status_code == 206 and "Range" in headers:
+                if not self._continues(answer, fresh):
+                    self.partial.restart(self.start, _Origin(self.piece.url))
+                    raise _Retry("the file has changed since the last attempt")
                 self.resumed = True
-            need_room(self.partial.path.parent, (fresh.total or have) - have)
-            self._append(answer.iter_raw(), fresh.total)  # as it comes: a cut-off loses nothing that arrived
-        whole = fresh.total or self.piece.size
-        if whole is not None and self.have < whole:
-            raise _Again(f"ended at {self.have} of {whole} bytes")
+            elif answer.status_code == 200:
+                have = 0
+                self.partial.restart(self.start, fresh)
+            else:
+                raise _Unavailable(f"{self.piece.url}: unexpected HTTP {answer.status_code}")
+            check_disk_space(self.partial.path.parent, (fresh.total or have) - have)
+            self._append(answer.iter_raw(), fresh.total)  # unbuffered: an interruption loses no received byte
+        total = fresh.total or self.piece.size
+        if total is not None and self.have < total:
+            raise _Retry(f"ended at {self.have} of {total} bytes")
 
     def _refuse(self, answer: httpx.Response) -> None:
-        """Raise unless the answer is the file or a part of it."""
+        """Raise unless the answer is the file or a range of it."""
         status = answer.status_code
-        if status == 416:  # the file is shorter now than what is here
-            self._begin(_Note(self.piece.url))
-            raise _Again("the file is shorter than at the last try")
+        if status == 416:
+            self.partial.restart(self.start, _Origin(self.piece.url))
+            raise _Retry("the file is shorter than at the last attempt")
         if status in _BUSY or status >= 500:
-            asked = answer.headers.get("Retry-After", "")
-            raise _Again(f"HTTP {status}", float(asked) if asked.isdigit() else 0.0)
+            seconds = answer.headers.get("Retry-After", "")
+            raise _Retry(f"HTTP {status}", float(seconds) if seconds.isdigit() else 0.0)
         if status >= 300:
             raise _Unavailable(f"{self.piece.url}: HTTP {status}")
         if answer.headers.get("Content-Type", "").startswith("text/html"):
@@ -342,25 +325,22 @@ class _Piecewise:
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             raise _Unavailable(f"{self.piece.url}: answers packed as {answer.headers['Content-Encoding']}")
 
-    def _describe(self, answer: httpx.Response) -> _Note:
-        """What the server says of the file; a wrong length is refused before any byte of it is read."""
-        total: int | None = None
-        if answer.status_code == 206:
-            end = answer.headers.get("Content-Range", "").rpartition("/")[2]
-            total = int(end) if end.isdigit() else None
-        elif answer.headers.get("Content-Length", "").isdigit():
-            total = int(answer.headers["Content-Length"])
+    def _describe(self, answer: httpx.Response) -> _Origin:
+        """What the server says about the file; a wrong length is refused before the body is read."""
+        ranged = answer.status_code == 206
+        length = answer.headers.get("Content-Range" if ranged else "Content-Length", "").rpartition("/")[2]
+        total = int(length) if length.isdigit() else None
         if None not in (total, self.piece.size) and total != self.piece.size:
             raise _Unavailable(f"{self.piece.url}: has {total} bytes, not {self.piece.size}")
         etag = answer.headers.get("ETag")
         linked = [r.headers.get("X-Linked-Etag", "").strip('"') for r in (*answer.history, answer)]
         announced = next((tag for tag in linked if re.fullmatch("[0-9a-f]{64}", tag)), None)
-        return _Note(self.piece.url, None if etag is None or etag.startswith("W/") else etag, announced, total)
+        return _Origin(self.piece.url, None if etag is None or etag.startswith("W/") else etag, announced, total)
 
-    def _goes_on(self, answer: httpx.Response, fresh: _Note) -> bool:
-        """Whether a partial answer continues exactly what is here."""
+    def _continues(self, answer: httpx.Response, fresh: _Origin) -> bool:
+        """Whether a range continues exactly the bytes in the partial file."""
         begins = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-        old = self.partial.note
+        old = self.partial.origin
         return (begins is not None and int(begins[1]) == self.have
                 and (old.validator is None or fresh.validator in (None, old.validator))
                 and (old.total is None or fresh.total in (None, old.total)))
@@ -369,15 +349,10 @@ class _Piecewise:
         with (self.partial.path.open("ab") as file,
               tqdm(total=total, initial=self.have, unit="B", unit_scale=True, desc=self.piece.url.rpartition("/")[2],
                    mininterval=0.5 if sys.stderr.isatty() else 30, leave=False) as bar):
-            _pour(chunks, file, bar.update)
+            _write(chunks, file, bar.update)
 
 
-def _pour(chunks: Iterable[bytes], file: BinaryIO, told: Callable[[int], Any]) -> None:
+def _write(chunks: Iterable[bytes], file: BinaryIO, advance: Callable[[int], Any]) -> None:
     for chunk in chunks:
         file.write(chunk)
-        told(len(chunk))
-
-
-def _said(error: BaseException | None) -> str:
-    """What an error says, and its kind where it says nothing."""
-    return str(error) if isinstance(error, _Again) else f"{type(error).__name__} {error}".strip()
+        advance(len(chunk))

@@ -1,8 +1,8 @@
-"""From the registry to files on this disk: mirrors first, one fetcher at a time, whole sources only.
+"""Fetches sources of the registry: mirrors first, one process at a time, and only complete sources.
 
-A source is fetched into ``{downloads}/.{source}.partial`` and becomes ``{downloads}/{source}`` when every file of it is
-there and checked; ``fetched.json`` inside says what each file is and how that is known. The folder of downloads is
-itself a mirror: another machine may serve or share it as it is.
+A source is fetched into ``{downloads}/.{source}.partial``, which is renamed to ``{downloads}/{source}`` when every file
+is there and checked. ``fetched.json`` in it records each file and how its hash is known. huggingface_hub fetches whole
+repositories into its own cache. The download folder can serve as a mirror for another machine as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -20,15 +20,15 @@ import httpx
 from filelock import FileLock, Timeout
 
 from turncredit.data.download import (
-    PATIENCE,
-    Fetched,
-    Patience,
+    RETRIES,
+    FileRecord,
+    FileRequest,
     Piece,
-    Wanted,
-    digests,
+    RetryPolicy,
+    check_disk_space,
+    digest,
     download,
     local_path,
-    need_room,
 )
 from turncredit.data.sources import ENDPOINT, File, Registry, Source, offline, refuse_offline
 from turncredit.errors import DataError
@@ -39,52 +39,52 @@ log = logging.getLogger(__name__)
 RECORD = "fetched.json"
 
 
-def fetch(registry: Registry, names: Iterable[str], *, patience: Patience = PATIENCE, verify: bool = False) -> None:
-    """Bring sources here, each whole; one that is here is left alone.
+def fetch(registry: Registry, names: Iterable[str], *, policy: RetryPolicy = RETRIES, verify: bool = False) -> None:
+    """Fetch sources that are not here yet.
 
     Args:
-        registry: what there is.
-        names: of sources.
-        patience: how long servers are waited for.
-        verify: read what is here again and compare, instead of trusting its record.
+        registry: all sources.
+        names: of the sources to fetch.
+        policy: how long to wait for servers.
+        verify: also read the files of fetched sources again and compare them, instead of trusting their records.
 
     Raises:
-        ConfigError: no such source.
-        DataError: a source cannot be had, differs from what is expected, or does not fit on the disk.
+        ConfigError: unknown source.
+        DataError: a source cannot be fetched, differs from what is expected, or does not fit on the disk.
     """
-    wanted = {name: registry.source(name) for name in names}
-    missing = [name for name in wanted if not is_here(registry, name)]
-    need_room(Path(registry.downloads), sum(_to_come(registry, name) for name in missing))
-    for name, source in wanted.items():
+    sources = {name: registry.source(name) for name in names}
+    missing = [name for name in sources if not is_fetched(registry, name)]
+    check_disk_space(Path(registry.downloads), sum(_bytes_left(registry, name) for name in missing))
+    for name, source in sources.items():
         folder = Path(registry.downloads, name)
-        with _alone(folder):
-            if not is_here(registry, name):
+        with _exclusive(folder):
+            if not is_fetched(registry, name):
                 log.info("%s: %s. Licence: %s", name, source.title, source.licence)
-                (_snapshot if not source.files else _files)(registry, name, patience)
+                (_fetch_files if source.files else _fetch_repository)(registry, name, policy)
             elif verify:
                 _verify(folder, source)
         log.info("%s: %s", name, folder)
 
 
-def is_here(registry: Registry, name: str) -> bool:
-    """Whether a source was fetched whole and its record still fits the registry; contents are not read again."""
+def is_fetched(registry: Registry, name: str) -> bool:
+    """Whether a source was fetched completely and its record fits the registry; compares sizes, not contents."""
     source, folder = registry.source(name), Path(registry.downloads, name)
     try:
-        files = read_record(folder)["files"]
-        place = Path(read_record(folder).get("folder", folder))
+        record = read_record(folder)
+        files, root = record["files"], Path(record.get("folder", folder))
         return bool(files) and source.files.keys() <= files.keys() and all(
-            (place / file).stat().st_size == entry["size"] and _fits(source.files.get(file), entry)
+            (root / file).stat().st_size == entry["size"] and _fits(source.files.get(file), entry)
             for file, entry in files.items())
     except (DataError, OSError, KeyError, TypeError, AttributeError):
         return False
 
 
-def fetched(registry: Registry, name: str, file: str) -> Path:
-    """The path of a fetched file, after its bytes were compared with its record.
+def fetched_file(registry: Registry, name: str, file: str) -> Path:
+    """The path of a fetched file, after comparing its bytes with its record.
 
     Raises:
-        ConfigError: no such source.
-        DataError: it is not here, or it was altered.
+        ConfigError: unknown source.
+        DataError: the file is missing or altered.
     """
     registry.source(name)
     folder = Path(registry.downloads, name)
@@ -96,10 +96,10 @@ def fetched(registry: Registry, name: str, file: str) -> Path:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """What ``fetched.json`` of a source says.
+    """Read ``fetched.json`` of a source.
 
     Raises:
-        DataError: the source is not here, or its record cannot be read.
+        DataError: the source was not fetched, or its record cannot be read.
     """
     path = folder / RECORD
     try:
@@ -109,13 +109,13 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _fits(file: File | None, entry: dict[str, Any]) -> bool:
-    """Whether a recorded file is the one that the registry means."""
+def _fits(file: File | None, entry: Mapping[str, Any]) -> bool:
+    """Whether a recorded file has the size and sha256 of the registry."""
     return file is None or (entry["size"] == (file.size or entry["size"])
                             and entry["sha256"] == (file.sha256 or entry["sha256"]))
 
 
-def _to_come(registry: Registry, name: str) -> int:
+def _bytes_left(registry: Registry, name: str) -> int:
     """Bytes of a source that are still to be downloaded, as far as known."""
     partial = Path(registry.downloads, f".{name}.partial")
     here = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.exists() else 0
@@ -123,8 +123,8 @@ def _to_come(registry: Registry, name: str) -> int:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the source while the block runs; a second fetcher waits."""
+def _exclusive(folder: Path) -> Iterator[None]:
+    """Lock a source while the block runs; other processes that fetch it wait."""
     path = folder.with_name(f".{folder.name}.lock")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,55 +140,51 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _files(registry: Registry, name: str, patience: Patience) -> None:
+def _fetch_files(registry: Registry, name: str, policy: RetryPolicy) -> None:
     """Fetch a source that is a list of files."""
     source, folder = registry.source(name), Path(registry.downloads, name)
     work = folder.with_name(f".{name}.partial")
     with writing(folder):
-        if folder.exists() and not work.exists():  # without a fitting record: files put here by hand, or an old list
+        if folder.exists() and not work.exists():  # no record that fits: files copied by hand, or an older registry
             folder.rename(work)
         work.mkdir(parents=True, exist_ok=True)
+    records: dict[str, FileRecord] = {}
+    if (work / RECORD).exists():
+        records = {file: FileRecord(**entry) for file, entry in read_record(work)["files"].items()}
     with httpx.Client(follow_redirects=True) as http:
-        known = _known(work)
         for file, entry in source.files.items():
             path = work / file
             if path.exists():
-                known[file] = _accept(path, source.url(file), entry, known.get(file))
+                records[file] = _accept(path, source.url(file), entry, records.get(file))
             else:
-                ways = tuple(_ways(registry, name, file))
-                if not ways:
+                alternatives = tuple(_alternatives(registry, name, file))
+                if not alternatives:
                     refuse_offline(f"{name}/{file}")
-                known[file] = download(Wanted(path, ways, entry.size, entry.sha256, entry.md5), http, patience)
-            _write_record(work, source, known)
+                request = FileRequest(path, alternatives, entry.size, entry.sha256, entry.md5)
+                records[file] = download(request, http, policy)
+            _write_record(work, source, records)
     with writing(folder):
         work.rename(folder)
 
 
-def _known(work: Path) -> dict[str, Fetched]:
-    """Files of an interrupted fetch that are finished."""
-    if not (work / RECORD).exists():
-        return {}
-    return {file: Fetched(**entry) for file, entry in read_record(work)["files"].items()}
-
-
-def _accept(path: Path, url: str, entry: File, known: Fetched | None) -> Fetched:
-    """A file that is here already: of an interrupted fetch, or put here by hand.
+def _accept(path: Path, url: str, entry: File, record: FileRecord | None) -> FileRecord:
+    """The record of a file that is here already: of an interrupted fetch, or copied by hand.
 
     Raises:
-        DataError: it is another file than the registry, or its record, says.
+        DataError: it differs from the registry or from its record.
     """
-    size, (sha, md5) = path.stat().st_size, digests(path, md5=entry.md5 is not None)
-    expected = entry.sha256 or (known.sha256 if known else None)
-    for what, found, should in (("bytes", size, entry.size), ("the sha256", sha, expected),
-                                ("the md5", md5, entry.md5)):
-        if should not in (None, found):
-            raise DataError(f"{path}: has {what} {found}, not {should}", "remove it, and fetch it again")
-    return known or Fetched(url, size, sha, "config/sources.yaml" if entry.sha256 or entry.md5 else
-                            "seen when it was found here, compared with nothing")
+    size, sha = path.stat().st_size, digest(path, "sha256")
+    expected_sha = entry.sha256 or (record.sha256 if record else None)
+    for what, actual, expected in (("bytes", size, entry.size), ("the sha256", sha, expected_sha),
+                                   ("the md5", digest(path, "md5") if entry.md5 else None, entry.md5)):
+        if expected not in (None, actual):
+            raise DataError(f"{path}: has {what} {actual}, not {expected}", "remove it, and fetch it again")
+    return record or FileRecord(url, size, sha, "config/sources.yaml" if entry.sha256 or entry.md5 else
+                                "seen when it was found here, compared with nothing")
 
 
-def _ways(registry: Registry, name: str, file: str) -> Iterator[tuple[Piece, ...]]:
-    """The mirror's file as a whole, then the publisher's, which may be in parts."""
+def _alternatives(registry: Registry, name: str, file: str) -> Iterator[tuple[Piece, ...]]:
+    """Where to get a file: the mirror, then the publisher, who may have it in parts."""
     source = registry.sources[name]
     entry = source.files[file]
     if registry.mirror is not None:
@@ -196,18 +192,18 @@ def _ways(registry: Registry, name: str, file: str) -> Iterator[tuple[Piece, ...
         if local_path(mirrored) is not None or not offline():
             yield (Piece(mirrored, entry.size, entry.sha256),)
     if not offline():
-        yield tuple(Piece(source.url(part), cut.size, cut.sha256) for part, cut in entry.parts.items()) or (
+        yield tuple(Piece(source.url(part), known.size, known.sha256) for part, known in entry.parts.items()) or (
             Piece(source.url(file), entry.size, entry.sha256),)
 
 
-def _write_record(work: Path, source: Source, files: dict[str, Fetched], **more: str) -> None:
+def _write_record(target: Path, source: Source, files: Mapping[str, FileRecord], **more: str) -> None:
     record = {"title": source.title, "licence": source.licence, "note": source.note, "repository": source.repository,
               "revision": source.revision, **more, "files": {file: asdict(entry) for file, entry in files.items()}}
-    write_text(work / RECORD, json.dumps(record, indent=2) + "\n")
+    write_text(target / RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def _verify(folder: Path, source: Source) -> None:
-    """Read every file of a source again.
+    """Read every file of a fetched source again.
 
     Raises:
         DataError: one differs from its record.
@@ -215,13 +211,13 @@ def _verify(folder: Path, source: Source) -> None:
     record = read_record(folder)
     for file, entry in record["files"].items():
         path = Path(record.get("folder", folder), file)
-        _accept(path, entry["url"], source.files.get(file, File(sha256=entry["sha256"])), Fetched(**entry))
+        _accept(path, entry["url"], source.files.get(file, File(sha256=entry["sha256"])), FileRecord(**entry))
 
 
-def _snapshot(registry: Registry, name: str, patience: Patience) -> None:
-    """Fetch a whole repository into the hub library's own cache (HF_HOME), and record what came.
+def _fetch_repository(registry: Registry, name: str, policy: RetryPolicy) -> None:
+    """Fetch a whole hub repository into the hub library's cache (HF_HOME), and record its files.
 
-    The library names the blob of a large file by its sha256 but does not compare; here it is compared.
+    The library names the blob of a large file by the sha256 that the hub announces, but does not compare; this does.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
@@ -229,7 +225,7 @@ def _snapshot(registry: Registry, name: str, patience: Patience) -> None:
     source = registry.source(name)
     try:
         folder = Path(snapshot_download(
-            source.repository, repo_type=source.kind, revision=source.revision, etag_timeout=patience.timeout_s,
+            source.repository, repo_type=source.kind, revision=source.revision, etag_timeout=policy.timeout_s,
             endpoint=os.environ.get(ENDPOINT), local_files_only=offline()))
     except LocalEntryNotFoundError as error:
         refuse_offline(f"{source.repository} at {source.revision or 'main'}")
@@ -239,14 +235,14 @@ def _snapshot(registry: Registry, name: str, patience: Patience) -> None:
                         "check repository and revision in config/sources.yaml, or try again later") from error
     except OSError as error:
         raise DataError(f"{source.repository}: cannot be written: {error}",
-                        "free some space, or choose another place: HF_HOME=...") from error
+                        "free some space, or choose another folder: HF_HOME=...") from error
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         blob = path.resolve().name
-        sha, named = sha256(path), len(blob) == 64
-        if named and sha != blob:
+        sha, announced = sha256(path), len(blob) == 64
+        if announced and sha != blob:
             raise DataError(f"{path}: has the sha256 {sha}, not {blob}", f"remove {path.resolve()}, and fetch it again")
-        files[path.relative_to(folder).as_posix()] = Fetched(
-            source.repository, path.stat().st_size, sha, "named by the hub" if named else
+        files[path.relative_to(folder).as_posix()] = FileRecord(
+            source.repository, path.stat().st_size, sha, "named by the hub" if announced else
             "seen at the first download, compared with nothing")
     _write_record(Path(registry.downloads, name), source, files, folder=str(folder), commit=folder.name)

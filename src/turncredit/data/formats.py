@@ -1,6 +1,6 @@
-"""Readers of published files: question sets as rows, archives as the one file inside.
+"""Readers of published files: rows of question sets, and the corpus inside an archive.
 
-A bad row is an error that names the file and the row; nothing is skipped.
+No row is skipped: a malformed one is an error that names the file and the row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import json
 import sys
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,17 +19,17 @@ from typing import IO, Any, cast
 
 from tqdm import tqdm
 
+from turncredit.data.corpus import parse_passage
 from turncredit.data.sources import Format, Inside
 from turncredit.errors import DataError
-from turncredit.files import atomic, atomic_folder
-from turncredit.retrieval.corpus import parse_passage
+from turncredit.files import atomic
 
-_READ_AT_ONCE = 4096  # rows of a parquet file
+_BATCH_ROWS = 4096  # rows of a parquet file that are read at once
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A question as published: its place in the file (from 1), its set, and the accepted answers."""
+    """A published question: row number (from 1), dataset, text and accepted answers."""
 
     number: int
     dataset: str
@@ -39,15 +38,15 @@ class Row:
 
 
 def read_rows(path: Path, form: Format, datasets: dict[str, int]) -> Iterator[Row]:
-    """The rows of a question file, in order, checked one by one and counted.
+    """Read the rows of a question file in order; check each row and the number of rows.
 
     Args:
-        path: a FlashRAG jsonl, or a parquet of Search-R1 or of TriviaQA's reading comprehension.
-        form: which.
-        datasets: the sets in it, with the rows of each; where there is one, rows need not name it.
+        path: a FlashRAG JSON Lines file, or a parquet file of Search-R1 or of TriviaQA's reading comprehension.
+        form: the format of the file.
+        datasets: expected number of rows of each dataset in it; rows need not name the dataset if there is only one.
 
     Raises:
-        DataError: the file cannot be read, a row is malformed (file:row), or a set has another number of rows.
+        DataError: the file cannot be read, a row is malformed (file:row), or a dataset has another number of rows.
     """
     only = next(iter(datasets)) if len(datasets) == 1 else None
     records, parse = _READERS[form]
@@ -56,13 +55,13 @@ def read_rows(path: Path, form: Format, datasets: dict[str, int]) -> Iterator[Ro
         try:
             dataset = record["data_source"] if form == "search_r1" else only
             if dataset not in counts:
-                raise ValueError(f"of the set {dataset!r}, which the file does not have")
+                raise ValueError(f"unexpected dataset {dataset!r}")
             question, answers = parse(record)
             row = Row(number, dataset, _text(question).strip(), _answers(answers))
         except (KeyError, TypeError, ValueError) as error:
-            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            what = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise DataError(f"{path}:{number}: not a question of the form {form}: {what}",
-                            "fetch the file again; if it stays so, the publisher changed it") from error
+                            "fetch the file again; if that does not help, the publisher changed it") from error
         counts[row.dataset] += 1
         yield row
     if counts != datasets:
@@ -71,13 +70,13 @@ def read_rows(path: Path, form: Format, datasets: dict[str, int]) -> Iterator[Ro
 
 
 def extract_corpus(archive: Path, inside: Inside, output: Path) -> None:
-    """Write the passages of a gzip tar (or a plain gzip) as ``corpus.jsonl``, byte by byte as they are.
+    """Write the only file of a gzip tar, or the content of a plain gzip, to ``output``, unchanged.
 
-    Passage i has the id "i", from 0: rows of an index are known by their number alone.
+    Passage i must have the id "i", from 0: an index refers to passages by row number.
 
     Raises:
-        DataError: no archive with one file, a line is no passage or out of its place (file:row), or number, size
-            or sha256 differ from what is expected. ``output`` is as before then.
+        DataError: not an archive of one file, a line that is malformed or has another id than its row (file:row), or
+            another number of passages, size or sha256 than expected. ``output`` is unchanged then.
     """
     digest, size, number = hashlib.sha256(), 0, 0
     with atomic(output) as temporary, _inside(archive) as lines, temporary.open("wb") as file, tqdm(
@@ -92,30 +91,11 @@ def extract_corpus(archive: Path, inside: Inside, output: Path) -> None:
                 bar.update()
         except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError) as error:
             raise DataError(f"{archive}: breaks off after passage {number}: {error}", "fetch it again") from error
-        for what, found, expected in (("passages", number, inside.rows), ("bytes", size, inside.size),
-                                      ("the sha256", digest.hexdigest(), inside.sha256)):
-            if expected not in (None, found):
-                raise DataError(f"{archive}: has inside {what} {found}, not {expected}",
+        for what, actual, expected in (("passages", number, inside.rows), ("bytes", size, inside.size),
+                                       ("the sha256", digest.hexdigest(), inside.sha256)):
+            if expected not in (None, actual):
+                raise DataError(f"{archive}: has inside {what} {actual}, not {expected}",
                                 "fetch it again, or correct config/sources.yaml")
-
-
-def unpack_folder(archive: Path, folder: Path) -> None:
-    """Unpack a gzip tar that holds one folder (a Lucene index) as ``folder``: whole, or as it was before.
-
-    Raises:
-        DataError: no such archive, or names in it lead outside.
-    """
-    with atomic_folder(folder) as fresh, tempfile.TemporaryDirectory(dir=fresh.parent) as name:
-        try:
-            with tarfile.open(archive, "r:gz") as tar:
-                tar.extractall(name, filter="data")
-        except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
-            raise DataError(f"{archive}: cannot be unpacked: {error}", "fetch it again") from error
-        inside = list(Path(name).iterdir())
-        if len(inside) != 1 or not inside[0].is_dir():
-            raise DataError(f"{archive}: holds {len(inside)} entries, not one folder", "fetch it again")
-        for path in list(inside[0].iterdir()):
-            path.rename(fresh / path.name)
 
 
 def _check_passage(archive: Path, number: int, line: bytes) -> None:
@@ -124,19 +104,19 @@ def _check_passage(archive: Path, number: int, line: bytes) -> None:
         if passage.id != str(number):
             raise ValueError(f"its id is {passage.id!r}, not {str(number)!r}")
     except ValueError as error:
-        raise DataError(f"{archive}:{number + 1}: not the passage of this place: {error}",
-                        "fetch it again; if it stays so, the publisher changed it") from error
+        raise DataError(f"{archive}:{number + 1}: not the passage of this row: {error}",
+                        "fetch it again; if that does not help, the publisher changed it") from error
 
 
 @contextmanager
 def _inside(archive: Path) -> Iterator[IO[bytes]]:
-    """The only file of a gzip tar, or what a gzip holds, as a stream."""
-    with ExitStack() as held:
+    """Stream of the only file of a gzip tar, or of the content of a plain gzip."""
+    with ExitStack() as stack:
         try:
-            packed = cast(IO[bytes], held.enter_context(gzip.open(archive, "rb")))
+            packed = cast(IO[bytes], stack.enter_context(gzip.open(archive, "rb")))
             is_tar = packed.read(512)[257:262] == b"ustar"
             packed.seek(0)
-            tar = held.enter_context(tarfile.open(fileobj=packed, mode="r|")) if is_tar else None
+            tar = stack.enter_context(tarfile.open(fileobj=packed, mode="r|")) if is_tar else None
             stream = packed if tar is None else _next_file(tar)
         except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
             raise DataError(f"{archive}: cannot be read as a gzip: {error}", "fetch it again") from error
@@ -159,7 +139,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 try:
                     yield number, json.loads(line)
                 except json.JSONDecodeError as error:
-                    raise DataError(f"{path}:{number}: no JSON: {error.msg}", "fetch the file again") from error
+                    raise DataError(f"{path}:{number}: not JSON: {error.msg}", "fetch the file again") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 after line {number}: {error.reason}", "fetch the file again") from error
     except OSError as error:
@@ -175,7 +155,7 @@ def _parquet(*columns: str) -> Callable[[Path], Iterator[tuple[int, Any]]]:
             with ParquetFile(path) as file:
                 if missing := [name for name in columns if name not in file.schema_arrow.names]:
                     raise DataError(f"{path}: no column {missing[0]!r}", "fetch the file again")
-                batches = file.iter_batches(_READ_AT_ONCE, columns=list(columns))
+                batches = file.iter_batches(_BATCH_ROWS, columns=list(columns))
                 rows = (row for batch in batches for row in batch.to_pylist())
                 yield from enumerate(rows, start=1)
         except (OSError, pyarrow.ArrowException) as error:
@@ -193,19 +173,19 @@ def _trivia_rc(record: Any) -> tuple[Any, Any]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"the question is a text and not blank, not {value!r}")
+        raise ValueError(f"the question must be a string and not blank, not {value!r}")
     return value
 
 
 def _answers(value: Any) -> tuple[str, ...]:
-    """The answers but for blank ones, which would match nothing; a set may write one without a list, or a number."""
+    """The answers without blank ones, which match nothing. One answer without a list, or a number, is accepted."""
     listed = value if isinstance(value, list) else [value]
     for answer in listed:
         if isinstance(answer, bool) or not isinstance(answer, str | int):
-            raise ValueError(f"an answer is a text, not {answer!r}")
+            raise ValueError(f"an answer must be a string, not {answer!r}")
     answers = tuple(dict.fromkeys(text for answer in listed if (text := str(answer).strip())))
     if not answers:
-        raise ValueError("no answer that is not blank")
+        raise ValueError("every answer is blank")
     return answers
 
 
@@ -213,7 +193,7 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} rows of {name}" for name, count in counts.items())
 
 
-# Of each form: how its rows are read, and where question and answers stand in one.
+# format -> reader of its rows, and getter of (question, answers) of a row
 _READERS: dict[Format, tuple[Callable[[Path], Iterator[tuple[int, Any]]], Callable[[Any], tuple[Any, Any]]]] = {
     "flashrag": (_json_lines, _flashrag),
     "search_r1": (_parquet("question", "golden_answers", "data_source"), _flashrag),

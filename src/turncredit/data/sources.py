@@ -1,8 +1,7 @@
-"""The registry of everything that is downloaded: ``config/sources.yaml``, closed and checked.
+"""The registry of downloads, ``config/sources.yaml``: a strict model of its sources and their files.
 
-A source is a folder of files at one address, or a snapshot of a repository on the hub. What is known of
-a file (size, sha256, rows) stands in the registry and is checked; what is not known from there is
-recorded when the file is first fetched.
+A source is a list of files at one address, or a whole repository on the Hugging Face hub. Sizes, hashes and row counts
+in the registry are checked after a download. Those it leaves out are recorded at the first download.
 """
 
 from __future__ import annotations
@@ -10,18 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from turncredit.config.base import StrictModel, explain, read_mapping
 from turncredit.config.load import Scale
+from turncredit.data.questions import Split
 from turncredit.errors import ConfigError, DataError, nearest
-from turncredit.miniature.questions import Split
 
 Format = Literal["flashrag", "search_r1", "trivia_rc", "wiki18", "lucene", "faiss", "model"]
 QUESTIONS: frozenset[Format] = frozenset({"flashrag", "search_r1", "trivia_rc"})
-FORMATS: tuple[Format, ...] = get_args(Format)
 HUB = "https://huggingface.co"
 OFFLINE, ENDPOINT, MIRROR, FOLDER = "HF_HUB_OFFLINE", "HF_ENDPOINT", "TURNCREDIT_MIRROR", "TURNCREDIT_DOWNLOADS"
 
@@ -31,14 +29,14 @@ Commit = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
 class Part(StrictModel):
-    """One of the files that a larger file was cut into; its name is added to the source's address."""
+    """One part of a file that is published in parts; its name is appended to the source's address."""
 
     size: int = Field(ge=1)  # bytes
     sha256: Sha256
 
 
 class Inside(StrictModel):
-    """The one file inside an archive."""
+    """The only file inside an archive."""
 
     rows: int = Field(ge=1)
     size: int | None = Field(None, ge=1)  # bytes
@@ -46,43 +44,42 @@ class Inside(StrictModel):
 
 
 class File(StrictModel):
-    """One file of a source, by its name under the source's folder.
+    """One file of a source, under its name in the source's folder.
 
-    ``sha256: null`` means that it is not known from here: the hub's own is asked for, and what was
-    seen at the first download is recorded.
+    With ``sha256: null`` the hash that the hub announces is checked, and the one of the first download is recorded.
     """
 
     size: int | None = Field(None, ge=1)  # bytes
-    about: int | None = Field(None, ge=1)  # bytes, where only a rounded size is known
+    about: int | None = Field(None, ge=1)  # rounded size in bytes, where the exact one is unknown
     sha256: Sha256 | None = None
-    md5: Md5 | None = None  # where that is all the publisher names
-    parts: dict[str, Part] = Field(default={})  # joined in this order; else one file of this name
-    split: Split | None = None  # of question files: what the rows are to us
-    rows: dict[str, int] = Field(default={})  # of question files: dataset -> rows
+    md5: Md5 | None = None  # where the publisher gives no sha256
+    parts: dict[str, Part] = Field(default={})  # joined in this order; empty: published as one file
+    split: Split | None = None  # question files: the split that the rows belong to
+    rows: dict[str, int] = Field(default={})  # question files: number of rows of each dataset
     inside: Inside | None = None
 
     @model_validator(mode="after")
-    def _parts_make_the_whole(self) -> File:
-        if self.parts and self.size is not None and self.size != (whole := sum(p.size for p in self.parts.values())):
-            raise ValueError(f"parts: together {whole} bytes, and size = {self.size}")
+    def _parts_add_up(self) -> File:
+        if self.parts and self.size is not None and self.size != (total := sum(p.size for p in self.parts.values())):
+            raise ValueError(f"parts: together {total} bytes, and size = {self.size}")
         return self
 
 
 class Source(StrictModel):
-    """Something that is downloaded."""
+    """A set of files, or a hub repository, with its licence."""
 
     title: str
     format: Format
     licence: str
-    note: str = ""  # what is not certain
-    repository: str  # on the hub; or an address that the file names are added to
+    note: str = ""  # caveats
+    repository: str  # on the hub; for kind url the address that file names are appended to
     kind: Literal["dataset", "model", "url"] = "dataset"
     revision: Commit | None = None  # null: the newest
-    folder: str = ""  # inside the repository
-    files: dict[str, File] = Field(default={})  # none: the whole repository, as the hub's library keeps it
+    folder: str = ""  # in the repository
+    files: dict[str, File] = Field(default={})  # empty: the whole repository, in the hub library's cache
 
     @model_validator(mode="after")
-    def _whole(self) -> Source:
+    def _files_are_complete(self) -> Source:
         for name in self.files:
             if name != Path(name).as_posix() or Path(name).is_absolute() or ".." in Path(name).parts:
                 raise ValueError(f"files.{name}: not a name under the source's folder")
@@ -93,7 +90,7 @@ class Source(StrictModel):
         return self
 
     def url(self, name: str) -> str:
-        """Where a file of that name is."""
+        """The address of a file of this name."""
         if self.kind == "url":
             return f"{self.repository.rstrip('/')}/{name}"
         root = os.environ.get(ENDPOINT, HUB).rstrip("/") + ("/datasets" if self.kind == "dataset" else "")
@@ -102,41 +99,41 @@ class Source(StrictModel):
 
     @property
     def bytes(self) -> int:
-        """How much is downloaded, as far as it is known."""
+        """The size of the download, as far as it is known."""
         return sum(file.size or file.about or 0 for file in self.files.values())
 
 
 class Registry(StrictModel):
-    """Everything that can be downloaded, where it goes, and where to look first."""
+    """All sources, the download folder and the mirror."""
 
     downloads: str = "downloads"  # the folder; relative to the clone
-    mirror: str | None = None  # a folder, file:// or http(s):// with {source}/{file}: asked first
-    instead: dict[str, str] = Field(default={})  # dataset -> the source that has it, if not the one of its name
-    several_hops: tuple[str, ...] = ()  # datasets whose questions take more than one passage
+    mirror: str | None = None  # folder, file:// or http(s):// holding {source}/{file}; tried first
+    instead: dict[str, str] = Field(default={})  # dataset -> its source, if that has another name
+    several_hops: tuple[str, ...] = ()  # datasets whose questions need more than one passage
     sources: dict[str, Source]
 
     @model_validator(mode="after")
-    def _names_lead_somewhere(self) -> Registry:
+    def _sources_exist(self) -> Registry:
         for dataset, name in self.instead.items():
             if name not in self.sources:
                 raise ValueError(f"instead.{dataset}: no source {name!r}; {nearest(name, self.sources)}")
         return self
 
     def source(self, name: str) -> Source:
-        """The source of that name.
+        """The source of this name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: unknown name.
         """
         if name not in self.sources:
             raise ConfigError(f"no source {name!r} in config/sources.yaml", nearest(name, self.sources))
         return self.sources[name]
 
     def source_of(self, dataset: str) -> str:
-        """The source that has a data set's questions.
+        """The name of the source that has a dataset's questions.
 
         Raises:
-            ConfigError: none has them.
+            ConfigError: no source has them.
         """
         name = self.instead.get(dataset, dataset)
         sets = sorted({d for s in self.sources.values() for file in s.files.values() for d in file.rows})
@@ -145,16 +142,16 @@ class Registry(StrictModel):
         return name
 
     def files_of(self, dataset: str, split: Split) -> Iterator[tuple[str, str, File]]:
-        """(source, name, file) of the question files of a data set's split."""
+        """(source name, file name, file) of each question file of a dataset's split."""
         name = self.source_of(dataset)
         yield from ((name, file, entry) for file, entry in self.sources[name].files.items()
                     if entry.split == split and dataset in entry.rows)
 
     def needed(self, scale: Scale) -> list[str]:
-        """The sources that a scale reads: questions, passages, and the models that are named in the registry.
+        """Names of the sources that a scale reads: questions, passages, indexes and models.
 
         Raises:
-            ConfigError: no source has a data set's questions.
+            ConfigError: no source has a dataset's questions.
         """
         if scale.questions is None:
             return []
@@ -167,31 +164,33 @@ class Registry(StrictModel):
 
 
 def load_registry(root: Path) -> Registry:
-    """Read and check ``config/sources.yaml`` of a clone; the environment may name another folder and mirror.
+    """Read and check ``config/sources.yaml`` of the clone at ``root``.
+
+    The environment variables TURNCREDIT_DOWNLOADS and TURNCREDIT_MIRROR override its folder and mirror.
 
     Raises:
         ConfigError: unreadable, an unknown key, or a value out of range.
     """
     path = root / "config" / "sources.yaml"
-    asked = {"downloads": os.environ.get(FOLDER), "mirror": os.environ.get(MIRROR)}
+    overrides = {"downloads": os.environ.get(FOLDER), "mirror": os.environ.get(MIRROR)}
     try:
-        registry = Registry.model_validate(read_mapping(path) | {k: v for k, v in asked.items() if v})
+        registry = Registry.model_validate(read_mapping(path) | {k: v for k, v in overrides.items() if v})
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error, Registry)}",
-                          "docs/PAPER_SCALE.md tells what each key holds") from error
+                          "see docs/PAPER_SCALE.md for the keys") from error
     return registry.model_copy(update={"downloads": str(root / registry.downloads)})
 
 
 def offline() -> bool:
-    """Whether the environment forbids the network, in the words of the hub's library."""
+    """Whether HF_HUB_OFFLINE, the hub library's variable, forbids the network."""
     return os.environ.get(OFFLINE, "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
 def refuse_offline(what: str) -> None:
-    """Raise where the network is forbidden.
+    """Raise if the network is forbidden.
 
     Raises:
-        DataError: it is.
+        DataError: HF_HUB_OFFLINE is set; ``what`` names the missing file or repository.
     """
     if offline():
         raise DataError(f"{what}: not here, and {OFFLINE} forbids the network",

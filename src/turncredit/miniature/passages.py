@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from turncredit.data.corpus import Passage
 from turncredit.miniature.facts import RELATIONS, City, Country, Facts
-from turncredit.retrieval.corpus import Passage
 
 
 def corpus_cities(facts: Facts, count: int) -> tuple[City, ...]:

@@ -18,14 +18,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from turncredit.data.questions import SPLITS, Split
 from turncredit.errors import ConfigError, nearest
 from turncredit.miniature.facts import ATTRIBUTES, LINKS, City, Facts, overlaps
 from turncredit.types import Hop, Question
 
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 _SHARES: dict[Split, float] = {"validation": 0.10, "test": 0.24}  # of the countries; the rest is for training
 
 

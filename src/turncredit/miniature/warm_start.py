@@ -22,16 +22,17 @@ from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.task import TaskConfig
 from turncredit.credit.rows import Row
+from turncredit.credit import Row
+from turncredit.data.corpus import read_corpus
+from turncredit.data.prepare import checked_file
 from turncredit.errors import DataError
 from turncredit.files import atomic_folder
-from turncredit.miniature.build import checked
 from turncredit.miniature.demonstrations import Demonstration, demonstrate, flaw_rates, kind_of, renamed
 from turncredit.miniature.facts import load_facts
 from turncredit.miniature.renaming import Renamer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.policy.tokenizer import Codec, load_tokenizer, train_tokenizer
-from turncredit.retrieval.corpus import read_corpus
-from turncredit.retrieval.service import retriever
+from turncredit.retrieval.lifecycle import retriever
 from turncredit.seeding import digest, permutation
 from turncredit.tasks.registry import make_task
 from turncredit.tasks.tool_search import protocol as tool_search
@@ -52,7 +53,7 @@ def make_tokenizer(data: Path, config: PolicyConfig, output: Path) -> None:
 
 
 def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
-    passages = [passage.document() for passage in read_corpus(checked(data, "corpus.jsonl"))]
+    passages = [passage.document() for passage in read_corpus(checked_file(data, "corpus.jsonl"))]
     questions = [question.question for question in read_split(data, "train", None)]
     renamer = make_renamer(data)
     names = [name for names in renamer.names_of.values() for name in names]
@@ -67,7 +68,7 @@ def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
 
 def make_renamer(data: Path) -> Renamer:
     """All names of the world that lies in ``data``."""
-    titles = (passage.document().title for passage in read_corpus(checked(data, "corpus.jsonl")))
+    titles = (passage.document().title for passage in read_corpus(checked_file(data, "corpus.jsonl")))
     return Renamer.of(load_facts(), titles)
 
 

@@ -1,14 +1,8 @@
-"""From a scale's passages to its index, step by step: the commands ``passages``, ``embed`` and ``index``."""
+"""Builds the index of a scale's retriever in steps: the commands ``passages``, ``embed`` and ``index``."""
 
 from __future__ import annotations
 
 import logging
-import re
-import shutil
-import subprocess
-import tarfile
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,31 +10,29 @@ import numpy as np
 
 from turncredit.config.load import Scale
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
-from turncredit.data.fetch import fetched
+from turncredit.data.corpus import PassageTable, build_table
+from turncredit.data.fetch import fetched_file
+from turncredit.data.prepare import checked_file
 from turncredit.data.sources import load_registry
-from turncredit.errors import ConfigError, DataError, RetrieverError, nearest
-from turncredit.files import atomic_folder, sha256, write_text
-from turncredit.miniature.build import checked
-from turncredit.retrieval import java
-from turncredit.retrieval.manifest import LuceneManifest, Manifest
-from turncredit.retrieval.passages import PassageTable, build_table
+from turncredit.errors import ConfigError, DataError, nearest
+from turncredit.retrieval.manifest import Manifest
 from turncredit.retrieval.vectors import Vectors, read_flat_file, read_shards
 
 log = logging.getLogger(__name__)
 
-_COMPARED = 16  # passages by which a fetched index is held against the encoder
-_ALIKE = 0.99  # least cosine of what both make of a passage
+_COMPARED = 16  # passages whose fetched vectors are compared with the encoder's
+_MIN_COSINE = 0.99
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one retriever of a scale lives.
+class IndexPaths:
+    """A retriever of a scale and its folders.
 
     Attributes:
         root: the clone.
         config: the retriever.
-        data: the folder of the scale's passages.
-        index: the folder of the retriever's index.
+        data: folder of the scale's passages.
+        index: folder of the retriever's index.
     """
 
     root: Path
@@ -49,16 +41,16 @@ class Place:
     index: Path
 
     @classmethod
-    def of(cls, scale: Scale, name: str | None, root: Path) -> Place:
-        """The scale's retriever, or the one of ``retrievers.<name>``.
+    def of(cls, scale: Scale, name: str | None, root: Path) -> IndexPaths:
+        """The retriever of a scale, or its further retriever ``retrievers.<name>``.
 
         Raises:
-            ConfigError: there is none of that name.
+            ConfigError: unknown name.
         """
         if name is None:
             return cls(root, scale.retriever, root / "data" / scale.name, root / "index" / scale.name)
         if name not in scale.retrievers:
-            raise ConfigError(f"retrievers: none is {name!r} at scale {scale.name!r}", nearest(name, scale.retrievers))
+            raise ConfigError(f"retrievers: no {name!r} at scale {scale.name!r}", nearest(name, scale.retrievers))
         return cls(root, scale.retrievers[name], root / "data" / scale.name, root / "index" / scale.name / name)
 
     @property
@@ -66,59 +58,57 @@ class Place:
         """Settings of a dense retriever.
 
         Raises:
-            ConfigError: it is another kind of retriever.
+            ConfigError: the retriever is not dense.
         """
         if self.config.faiss is None:
-            raise ConfigError("retriever.kind = lucene: nothing is embedded", "write faiss, and its section")
+            raise ConfigError("retriever.kind = lucene: nothing to embed", "set kind: faiss and its section")
         return self.config.faiss
 
 
-def make_table(place: Place) -> None:
-    """``passages/``: where each passage begins in the corpus."""
-    build_table(checked(place.data, "corpus.jsonl"), place.index / "passages")
+def make_table(paths: IndexPaths) -> None:
+    """Write ``passages/``: the byte offset of each passage in the corpus."""
+    build_table(checked_file(paths.data, "corpus.jsonl"), paths.index / "passages")
 
 
-def make_shard(place: Place, shard: int) -> None:
-    """``embeddings/``: the vectors of one shard of the passages."""
-    from turncredit.retrieval.embed import embed_shard
-    from turncredit.retrieval.encoder import Encoder
+def make_shard(paths: IndexPaths, shard: int) -> None:
+    """Write ``embeddings/``: the vectors of one shard of the passages."""
+    from turncredit.retrieval.encoder import Encoder, embed_shard
 
-    config = place.faiss
-    table, encoder = PassageTable(place.index / "passages"), Encoder(config, place.root)
-    embed_shard(table, encoder, place.index / "embeddings", shard, config.shards)
+    config = paths.faiss
+    table, encoder = PassageTable(paths.index / "passages"), Encoder(config, paths.root)
+    embed_shard(table, encoder, paths.index / "embeddings", shard, config.shards)
 
 
-def make_index(place: Place) -> Manifest:
-    """``index.json`` and what it tells of, built here or brought in from what was fetched.
+def make_index(paths: IndexPaths) -> Manifest:
+    """Build the index, or import a fetched one, and write ``index.json`` last.
 
     Raises:
-        ConfigError, DataError, RetrieverError: see ``lucene.build_index`` and ``dense.build_dense``.
+        ConfigError, DataError, RetrieverError: see ``bm25.build_index`` and ``dense.build_dense``.
     """
-    if place.config.kind == "lucene":
-        from turncredit.retrieval.lucene import build_index
+    if paths.config.kind == "lucene":
+        from turncredit.retrieval.bm25 import build_index, import_index
 
-        if place.config.prebuilt is not None:
-            return unpack_lucene(_fetched(place), place.index, place.config)
-        return build_index(checked(place.data, "corpus.jsonl"), place.index, k1=place.config.k1, b=place.config.b,
-                           heap=place.config.server.heap)
+        if paths.config.prebuilt is not None:
+            return import_index(_prebuilt_file(paths, paths.config.prebuilt), paths.index, paths.config)
+        return build_index(checked_file(paths.data, "corpus.jsonl"), paths.index, k1=paths.config.k1, b=paths.config.b,
+                           heap=paths.config.server.heap)
     from turncredit.retrieval.dense import build_dense
 
-    table = PassageTable(place.index / "passages")
-    corpus_sha256, folder = table.manifest.sha256, place.index / "embeddings"
-    if place.config.prebuilt is None:
-        vectors, encoder = read_shards(folder, place.faiss.shards, corpus_sha256, len(table))
+    table = PassageTable(paths.index / "passages")
+    corpus_sha256 = table.manifest.sha256
+    if paths.config.prebuilt is None:
+        vectors, encoder = read_shards(paths.index / "embeddings", paths.faiss.shards, corpus_sha256, len(table))
     else:
-        vectors = read_flat_file(_fetched(place), len(table))
-        encoder = compared(vectors, table, place.faiss, place.root)
-    return build_dense(vectors, encoder, corpus_sha256, place.index, place.faiss)
+        vectors = read_flat_file(_prebuilt_file(paths, paths.config.prebuilt), len(table))
+        encoder = check_vectors(vectors, table, paths.faiss, paths.root)
+    return build_dense(vectors, encoder, corpus_sha256, paths.index, paths.faiss)
 
 
-def compared(vectors: Vectors, table: PassageTable, config: FaissConfig, root: Path) -> str:
-    """The identity of the configuration's encoder, after some passages were encoded again and compared with
-    fetched vectors.
+def check_vectors(vectors: Vectors, table: PassageTable, config: FaissConfig, root: Path) -> str:
+    """Encode some passages and compare them with their fetched vectors; returns the identity of the encoder.
 
     Raises:
-        DataError: they were made by another encoder, or of other passages.
+        DataError: the vectors come from another encoder or from other passages.
     """
     from turncredit.retrieval.encoder import Encoder
 
@@ -127,64 +117,19 @@ def compared(vectors: Vectors, table: PassageTable, config: FaissConfig, root: P
     ours = encoder.passages([table[row].contents for row in rows])
     theirs = vectors.at(rows)
     cosine = (ours * theirs).sum(-1) / np.linalg.norm(ours, axis=-1) / np.linalg.norm(theirs, axis=-1)
-    log.info("%d fetched vectors and ours: least cosine %.4f", len(rows), cosine.min())
-    if cosine.min() < _ALIKE:
+    log.info("%d fetched vectors compared with ours: least cosine %.4f", len(rows), cosine.min())
+    if cosine.min() < _MIN_COSINE:
         raise DataError(f"passage {rows[int(cosine.argmin())]}: its fetched vector and that of {config.encoder} have a "
-                        f"cosine of {cosine.min():.3f}", "name the encoder, prefixes, lengths and corpus of that index")
+                        f"cosine of {cosine.min():.3f}",
+                        "set the encoder, prefixes, lengths and corpus that the fetched index was built with")
     return encoder.identity
 
 
-def unpack_lucene(archive: Path, index_dir: Path, config: RetrieverConfig) -> LuceneManifest:
-    """Bring in a Lucene index that others built: a tar archive of one folder, whose passages are stored with it.
-
-    Raises:
-        DataError: the archive holds no index, or the folder cannot be written.
-        RetrieverError: Java is missing, or cannot read it.
-    """
-    started = time.perf_counter()
-    with atomic_folder(index_dir / "lucene") as fresh, tempfile.TemporaryDirectory(dir=fresh) as scratch:
-        try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(scratch, filter="data")
-        except (tarfile.TarError, EOFError) as error:
-            raise DataError(f"{archive}: no whole archive: {error}", "fetch it again: snakemake fetch") from error
-        segments = sorted(Path(scratch).rglob("segments_*"))
-        if len(segments) != 1:
-            raise DataError(f"{archive}: {len(segments)} Lucene indexes in it, not one", "name another source")
-        documents = count_documents(segments[0].parent)
-        (index_dir / "index.json").unlink(missing_ok=True)
-        for file in segments[0].parent.iterdir():
-            shutil.move(file, fresh / file.name)
-    manifest = LuceneManifest(
-        sha256=sha256(archive), documents=documents, k1=config.k1, b=config.b,
-        engine=java.engine(), size_bytes=sum(file.stat().st_size for file in (index_dir / "lucene").iterdir()),
-        seconds=round(time.perf_counter() - started, 3))
-    write_text(index_dir / "index.json", manifest.model_dump_json(indent=2) + "\n")
-    return manifest
-
-
-def count_documents(lucene_dir: Path) -> int:
-    """The number of passages of a Lucene index, as Anserini counts them.
-
-    Raises:
-        RetrieverError: Java is missing, or cannot read it.
-    """
-    done = subprocess.run(
-        [str(java.java_home() / "bin" / "java"), "-cp", str(java.anserini_jar()), "io.anserini.index.IndexReaderUtils",
-         "-index", str(lucene_dir), "-stats"], capture_output=True, text=True, check=False)
-    counted = re.search(r"^documents:\s+([\d,]+)", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or counted is None:
-        tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise RetrieverError(f"{lucene_dir}: Anserini cannot read it:\n{tail}", "name another source")
-    return int(counted[1].replace(",", ""))
-
-
-def _fetched(place: Place) -> Path:
-    """The one file of the index that ``prebuilt`` names."""
-    assert place.config.prebuilt is not None
-    registry = load_registry(place.root)
-    files = list(registry.source(place.config.prebuilt).files)
+def _prebuilt_file(paths: IndexPaths, source: str) -> Path:
+    """The only file of a fetched index."""
+    registry = load_registry(paths.root)
+    files = list(registry.source(source).files)
     if len(files) != 1:
-        raise ConfigError(f"retriever.prebuilt = {place.config.prebuilt}: a source of {len(files)} files, not of one",
+        raise ConfigError(f"retriever.prebuilt = {source}: has {len(files)} files, not one",
                           "name an index of config/sources.yaml")
-    return fetched(registry, place.config.prebuilt, files[0])
+    return fetched_file(registry, source, files[0])

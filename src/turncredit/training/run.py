@@ -17,18 +17,18 @@ from transformers.utils.logging import disable_progress_bar
 from turncredit.config.load import RunConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.credit.base import make_estimator
+from turncredit.data.prepare import checked_file, recorded_hashes
 from turncredit.data.questions import evaluation_ids, read_questions
 from turncredit.distributed.processes import Processes
 from turncredit.errors import DataError
 from turncredit.evaluation import Bench, Decoding, evaluate
 from turncredit.files import atomic, json_sha256, sha256
-from turncredit.miniature.build import checked, recorded
 from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
 from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
-from turncredit.retrieval.service import retriever
+from turncredit.retrieval.lifecycle import retriever
 from turncredit.tasks.registry import make_reward, make_task
 from turncredit.training import checkpoint
 from turncredit.training.interrupt import StopRequest, stoppable
@@ -163,8 +163,9 @@ def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Q
         DataError: a file is missing or differs from its recorded sha256, or there are no questions.
     """
     suffix = f".{split}.jsonl"
-    names = sorted(recorded(data)) if datasets is None else [f"questions/{dataset}{suffix}" for dataset in datasets]
-    files = [checked(data, name) for name in names if name.endswith(suffix)]
+    names = (sorted(recorded_hashes(data)) if datasets is None else
+             [f"questions/{dataset}{suffix}" for dataset in datasets])
+    files = [checked_file(data, name) for name in names if name.endswith(suffix)]
     questions = [question for file in files for question in read_questions(file)]
     if not questions:
         raise DataError(f"{data}: no {split} questions for {', '.join(datasets or ['any dataset'])}",
