@@ -1,4 +1,4 @@
-"""What retrieval through the server takes."""
+"""Benchmark of retrieval through the server."""
 
 from __future__ import annotations
 

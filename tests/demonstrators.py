@@ -81,7 +81,7 @@ class Stage:
 
     @contextmanager
     def served(self, index: Path, config: RetrieverConfig) -> Iterator[LookUp]:
-        """Stands in for ``retrieval.service.retriever``."""
+        """Stands in for ``retrieval.lifecycle.retriever``."""
         yield self.search
 
 

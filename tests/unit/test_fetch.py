@@ -187,7 +187,7 @@ def test_offline_a_source_comes_from_a_folder_or_not_at_all(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match=r"small/train\.bin: not here, and HF_HUB_OFFLINE") as caught:
         site.fetch("small")
-    assert "snakemake fetch" in caught.value.remedy
+    assert "snakemake --cores 2 fetch --config scale=" in caught.value.remedy
     monkeypatch.setenv("TURNCREDIT_MIRROR", f"{site.server.url}/mirror")
     with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
         site.fetch("small")

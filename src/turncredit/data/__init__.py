@@ -1,1 +1,1 @@
-"""Real data: what is downloaded, how it is checked, and how it becomes the files that a run reads."""
+"""Real data: the registry of sources, their download and checks, and the data files of a scale."""

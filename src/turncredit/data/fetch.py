@@ -180,7 +180,7 @@ def _accept(path: Path, url: str, entry: File, record: FileRecord | None) -> Fil
         if expected not in (None, actual):
             raise DataError(f"{path}: has {what} {actual}, not {expected}", "remove it, and fetch it again")
     return record or FileRecord(url, size, sha, "config/sources.yaml" if entry.sha256 or entry.md5 else
-                                "seen when it was found here, compared with nothing")
+                                "seen when first checked, compared with nothing")
 
 
 def _alternatives(registry: Registry, name: str, file: str) -> Iterator[tuple[Piece, ...]]:

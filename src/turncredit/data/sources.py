@@ -194,5 +194,6 @@ def refuse_offline(what: str) -> None:
     """
     if offline():
         raise DataError(f"{what}: not here, and {OFFLINE} forbids the network",
-                        "fetch it on a machine with a network (`snakemake fetch`, on a cluster the login node), "
+                        "fetch it on a machine with a network, such as a cluster's login node "
+                        "(snakemake --cores 2 fetch --config scale=...), "
                         f"or name a folder that has it: {MIRROR}=... or {FOLDER}=...")

@@ -1,1 +1,1 @@
-"""Retrieval: a Lucene index, a server in a process of its own, and its client."""
+"""Retrieval: BM25 and dense indexes, their server, its client and its lifecycle."""

@@ -168,7 +168,7 @@ def locate(encoder: str, root: Path) -> tuple[str, str | None]:
             return (folder, None) if folder else (source.repository, source.revision)
     if encoder.count("/") != 1:
         raise ConfigError(f"retriever.faiss.encoder = {encoder!r}: not a folder, source or hub id",
-                          " or ".join([*([nearest(encoder, sources)] if sources else []), "name a folder that holds one"]))
+                          f"{nearest(encoder, sources)}; or name a folder" if sources else "name its folder")
     return encoder, None
 
 

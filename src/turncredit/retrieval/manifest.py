@@ -105,10 +105,10 @@ class FaissManifest(StrictModel):
         """Identity of the ranking that ``config`` asks of this index; see ``LuceneManifest.ranking_sha256``."""
         if config.faiss is None:
             raise ConfigError("this index is FAISS's, but the config says retriever.kind = lucene", _REBUILD)
-        mine, asked = build_settings(self.settings), build_settings(config.faiss)
-        if differing := sorted(key for key in mine.keys() | asked.keys() if mine.get(key) != asked.get(key)):
+        mine, other = build_settings(self.settings), build_settings(config.faiss)
+        if differing := sorted(key for key in mine.keys() | other.keys() if mine.get(key) != other.get(key)):
             key = differing[0]
-            raise ConfigError(f"built for faiss.{key} = {mine.get(key)}, but the config says {asked.get(key)}",
+            raise ConfigError(f"built for faiss.{key} = {mine.get(key)}, but the config says {other.get(key)}",
                               _REBUILD)
         return _digest(self.sha256, self.encoder, mine, self.engine, effort(config.faiss))
 
