@@ -22,7 +22,6 @@ from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.task import TaskConfig
 from turncredit.credit.rows import Row
-from turncredit.credit import Row
 from turncredit.data.corpus import read_corpus
 from turncredit.data.prepare import checked_file
 from turncredit.errors import DataError
