@@ -19,6 +19,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,10 +113,8 @@ class _Partial:
     @classmethod
     def of(cls, target: Path) -> _Partial:
         partial = cls(target.with_name(f".{target.name}.partial"))
-        try:
+        with suppress(OSError, ValueError, TypeError):  # no note, or a truncated one: the bytes are of unknown origin
             partial.origin = _Origin(**json.loads(partial.note.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # no note, or a truncated one: the bytes are of unknown origin
-            pass
         return partial
 
     @property
