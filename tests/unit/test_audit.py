@@ -173,10 +173,10 @@ def test_what_holds_by_construction_names_a_test_that_is_there(reported: Reporte
 
 
 @pytest.mark.parametrize(("file", "old", "new", "words"), [
-    ("table2.csv", ",0.177,", ",0.17.7,", "'0.17.7' is no number"),
+    ("table2.csv", ",0.177,", ",0.17.7,", "'0.17.7' is not a finite number"),
     ("table2.csv", "value_id,", "id,", "'value_id' is missing"),
     ("table5.csv", "TriviaQA two-turn,", "TriviaQA three-turn,", "did you mean 'TriviaQA two-turn'"),
-    ("claims.csv", "\n2,", "\n1,", "'1' stands twice"),
+    ("claims.csv", "\n2,", "\n1,", "duplicate claim_id '1'"),
     ("claim_tests.csv", "greater", "grater", "did you mean 'greater'"),
     ("claims.csv", "\n24,", "\n25,", "claim 24")])
 def test_a_fault_in_the_papers_files_is_named(tmp_path: Path, file: str, old: str, new: str, words: str) -> None:

@@ -23,7 +23,7 @@ def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and eval
                label: Annotated[str, typer.Option(help="who made it, and where; shown beside every number")],
                seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
     """Bring in a run that was made elsewhere, after checking it; tables and audit name its origin."""
-    from turncredit.reporting.imported import import_run as bring_in
+    from turncredit.reporting.imported import import_run as import_external_run
     from turncredit.training.manifest import now
     from turncredit.training.run import read_split
 
@@ -32,7 +32,7 @@ def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and eval
     data = root / "data" / scale
     questions = None if not (data / "world.json").exists() else [
         (question.dataset, question.id) for question in read_split(data, "test", config.evaluate_on)]
-    typer.echo(bring_in(folder, config, settings, label, root, questions, now()))
+    typer.echo(import_external_run(folder, config, settings, label, root, questions, now()))
 
 
 @reports.command()
@@ -49,10 +49,10 @@ def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the
 def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write one table from collected runs, as CSV, Markdown and LaTeX."""
     from turncredit.reporting.catalogue import TABLES, check_folders
-    from turncredit.reporting.render import save
+    from turncredit.reporting.tables.render import save
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
-    from turncredit.reporting.tables import tabulate
+    from turncredit.reporting.tables.builders import tabulate
 
     settings = scale_at(scale, root)
     check_folders(f"table {name}", TABLES.get(name, ()), folders or [], settings, root,
@@ -65,9 +65,9 @@ def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: R
 def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Draw one figure from collected runs, as PDF and PNG, beside a CSV of what it draws."""
     from turncredit.reporting.catalogue import FIGURES, check_folders
-    from turncredit.reporting.figures import draw
+    from turncredit.reporting.figures.builders import draw
     from turncredit.reporting.runs import read_folders
-    from turncredit.reporting.style import save
+    from turncredit.reporting.figures.style import save
 
     settings = scale_at(scale, root)
     check_folders(f"figure {name}", FIGURES.get(name, ()), folders or [], settings, root, f"figures/{scale}/{name}.pdf")
@@ -112,7 +112,7 @@ def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.
 
     settings = scale_at(scale, root)
     check_folders("readme", [BASE, *settings.experiments], folders or [], settings, root,
-                  f"readme --config scale={scale}", whole=True)
+                  f"readme --config scale={scale}", complete=True)
     shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
     update_readme(root / "README.md", readme_section(_entries(folders, settings, root), settings, shown))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from turncredit.errors import DataError
-from turncredit.files import json_sha256
+from turncredit.files import question_ids_sha256
 from turncredit.types import Hop, Question
 
 
@@ -67,9 +67,4 @@ def _parse(record: Any) -> Question:
 
 def evaluation_ids(questions: Sequence[Question]) -> str:
     """sha256 of what is evaluated: datasets and question ids, in whatever order they come."""
-    return ids_digest((question.dataset, question.id) for question in questions)
-
-
-def ids_digest(asked: Iterable[tuple[str, str]]) -> str:
-    """The same of (dataset, question id) pairs."""
-    return json_sha256(sorted(asked))
+    return question_ids_sha256((question.dataset, question.id) for question in questions)
