@@ -52,7 +52,7 @@ class Comparison:
     note: str
 
 
-class _NotMeasured(Exception):
+class NotMeasured(Exception):
     """The runs cannot answer: no step lies in the window, or the scale lacks the data set."""
 
 
@@ -122,7 +122,7 @@ def _compare(test: ClaimTest, results: Results, metric: str, arm_a: str, arm_b: 
         datasets = _columns(dataset, results, test.experiment)
         samples = [_SCORES[test.statistic](arm, test, metric, datasets) for arm in here]
         samples = [_gap(sample, dataset) for sample in samples]
-    except _NotMeasured as error:
+    except NotMeasured as error:
         return Comparison(test, metric, arm_a, arm_b, dataset, None, "not run", "", str(error))
     estimate = _estimate(test.statistic, samples)
     note = test.note
@@ -148,7 +148,7 @@ def _columns(dataset: str, results: Results, experiment: str) -> tuple[str, ...]
     found = named.get(dataset, tuple(results.stand_in(word, experiment) for word in dataset.split("-")))
     for name in found:
         if name not in results.scale.datasets:
-            raise _NotMeasured(f"no data set {name} at scale {results.scale.name}")
+            raise NotMeasured(f"no data set {name} at scale {results.scale.name}")
     return found
 
 
@@ -165,26 +165,27 @@ def _hops_gap(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str
 
 
 def _validation(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return np.stack([_window(arm, f"validation_{d}_{metric}", test.first).mean(axis=1) for d in datasets], axis=1)
+    curves = [windowed_curve(arm, f"validation_{d}_{metric}", test.first) for d in datasets]
+    return np.stack([curve_S_T.mean(axis=1) for curve_S_T in curves], axis=1)
 
 
 def _training(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return _window(arm, metric, test.first).mean(axis=1, keepdims=True)
+    return windowed_curve(arm, metric, test.first).mean(axis=1, keepdims=True)
 
 
 def _fall(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    first, second = _window(arm, metric, test.first), _window(arm, metric, test.second)
+    first, second = windowed_curve(arm, metric, test.first), windowed_curve(arm, metric, test.second)
     return first.mean(axis=1, keepdims=True) - second.mean(axis=1, keepdims=True)
 
 
 def _drop(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    curves = [_window(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets]
+    curves = [windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets]
     return np.stack([curve_S_T.max(axis=1) - curve_S_T[:, -1] for curve_S_T in curves], axis=1)
 
 
 def collapsed(arm: ArmRuns, metric: str, datasets: Sequence[str]) -> Array:
     """``flag_S_1``: 1 for each seed whose validation score, averaged over data sets, ends far below its best."""
-    curve_S_T = np.mean([_window(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
+    curve_S_T = np.mean([windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
     best_S, last_S = curve_S_T.max(axis=1), curve_S_T[:, -1]
     fell = (last_S < COLLAPSE_SHARE * best_S) & (last_S <= best_S - COLLAPSE_LOSS)
     return np.asarray(fell[:, None], dtype=float)
@@ -195,37 +196,38 @@ def _collapsed(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[st
 
 
 def _per_question(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    count, questions = (_window(arm, column, (0, 1)).sum(axis=1, keepdims=True) for column in (metric, "questions"))
+    count, questions = (windowed_curve(arm, column, (0, 1)).sum(axis=1, keepdims=True)
+                        for column in (metric, "questions"))
     return count / questions
 
 
 def _validation_columns(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return np.concatenate([_window(arm, f"validation_{d}_{metric}", test.first) for d in datasets], axis=1)
+    return np.concatenate([windowed_curve(arm, f"validation_{d}_{metric}", test.first) for d in datasets], axis=1)
 
 
 def _training_columns(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return _window(arm, metric, test.first)
+    return windowed_curve(arm, metric, test.first)
 
 
-def _window(arm: ArmRuns, column: str, window: tuple[float, float] | None) -> Array:
+def windowed_curve(arm: ArmRuns, column: str, window: tuple[float, float] | None) -> Array:
     """``value_S_T`` of a column at the steps inside a window, in fractions of the last step.
 
     Raises:
         DataError: the claim's test lacks the window.
-        _NotMeasured: no training metrics, no such column, or no step with a value for every seed.
+        NotMeasured: no training metrics, no such column, or no step with a value for every seed.
     """
     if window is None:
         raise DataError(f"claim_tests.csv: {column!r} needs a window of steps", "fill the columns first and second")
     if arm.metrics.empty:
-        raise _NotMeasured(f"{arm.experiment}/{arm.arm}: evaluated only, no metrics of training ({arm.source})")
+        raise NotMeasured(f"{arm.experiment}/{arm.arm}: evaluated only, no metrics of training ({arm.source})")
     if column not in arm.metrics.columns:
-        raise _NotMeasured(f"{arm.experiment}/{arm.arm} has no column {column}")
+        raise NotMeasured(f"{arm.experiment}/{arm.arm} has no column {column}")
     step_T, value_S_T = arm.curve(column)
     fraction_T = step_T / max(arm.steps, 1)
     inside = value_S_T[:, (fraction_T >= window[0]) & (fraction_T <= window[1])]
     inside = inside[:, ~np.isnan(inside).any(axis=0)]
     if inside.shape[1] == 0:
-        raise _NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every seed")
+        raise NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every seed")
     return inside
 
 
