@@ -87,10 +87,11 @@ def _batches(plan: Plan) -> Table:
                    "sampled tokens", "micro-batches", "steps", "optimiser steps", "epochs")
     for run_plan in plan.runs:
         load = run_plan.load
-        table.add_row(_label(run_plan), str(run_plan.seeds), str(load.questions), str(load.leaves),
-                      str(load.trajectories), f"{load.sampled_tokens:,}", f"{load.micro_batches} × {run_plan.run.training.minibatches}",
-                      str(run_plan.run.training.steps), str(load.optimizer_steps),
-                      "?" if load.epochs is None else f"{load.epochs:.2f}")
+        table.add_row(
+            _label(run_plan), str(run_plan.seeds), str(load.questions), str(load.leaves), str(load.trajectories),
+            f"{load.sampled_tokens:,}", f"{load.micro_batches} × {run_plan.run.training.minibatches}",
+            str(run_plan.run.training.steps), str(load.optimizer_steps),
+            "?" if load.epochs is None else f"{load.epochs:.2f}")
     return table
 
 

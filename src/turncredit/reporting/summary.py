@@ -70,8 +70,8 @@ def report_section(entries: Sequence[Entry], findings: Sequence[str], scale: Sca
     lines = "\n".join(f"   {line}" for line in table.getvalue().splitlines())
     parts = [_introduction(scale).replace("`", "``"), f".. csv-table::\n   :header-rows: 1\n\n{lines}",
              "\n".join(f"- {sentence}" for sentence in findings)]
-    if picture is not None:
-        data = base64.encodebytes(picture.read_bytes()).decode().replace("\n", "\n   ").rstrip()  # docutils limits lines
+    if picture is not None:  # in short lines: docutils limits their length
+        data = base64.encodebytes(picture.read_bytes()).decode().replace("\n", "\n   ").rstrip()
         parts.append(f".. raw:: html\n\n   <img alt=\"{picture.stem.replace('_', ' ')}\" style=\"max-width: 100%\" "
                      f'src="data:image/png;base64,{data}">')
     return "\n\n".join(filter(None, parts)) + "\n"
