@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from turncredit.config.load import RunConfig, Scale, load_scale
-from turncredit.data.questions import ids_digest
+from turncredit.files import question_ids_sha256
 from turncredit.reporting.runs import collect, read_folders
 from turncredit.reporting.scores import Results
 
@@ -47,7 +47,7 @@ def write_run(root: Path, config: RunConfig, found: Scale) -> Path:
         "code_revision": "0" * 40, "dirty": False, "config": config.model_dump(mode="json"),
         "config_sha256": config.digest(), "seed": config.seed, "data": {}, "packages": {}, "hardware": {},
         "started": "2025-01-01T00:00:00+00:00", "ended": "2025-01-01T00:01:00+00:00", "resumed_from": [],
-        "steps": STEPS, "evaluation_ids_sha256": ids_digest(asked)}))
+        "steps": STEPS, "evaluation_ids_sha256": question_ids_sha256(asked)}))
     return folder
 
 

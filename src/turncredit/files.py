@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,11 @@ def sha256(path: Path, remedy: str = "make it again with snakemake") -> str:
 def json_sha256(value: Any) -> str:
     """Return the hex digest of a value as JSON; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def question_ids_sha256(ids: Iterable[tuple[str, str]]) -> str:
+    """Hex digest of a set of questions, given as (data set, question id) pairs in any order."""
+    return json_sha256(sorted(ids))
 
 
 def sync(path: Path) -> None:

@@ -87,13 +87,13 @@ def test_a_faulty_configuration_is_named(tmp_path: Path, old: str, new: str, say
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["figure", "fig3_training_dynamics"], "results/mini/search; or"),
+    (["figure", "fig3_training_dynamics"], "results/mini/search, or"),
     (["figure", "fig3_training_dynamics"], "snakemake --cores 2 figures/mini/fig3_training_dynamics.pdf"),
-    (["figure", "fig3_training_dynamics", "results/mini/two_turn"], "reads the runs of search, and no folder"),
-    (["table", "table2_answer"], "reads the runs of search, base, and no folder"),
+    (["figure", "fig3_training_dynamics", "results/mini/two_turn"], "reads the runs of search; pass their folders"),
+    (["table", "table2_answer"], "reads the runs of search, base; pass their folders"),
     (["audit"], "snakemake --cores 2 audit --config scale=mini"),
     (["readme"], "snakemake --cores 2 readme --config scale=mini"),
-    (["readme", "results/mini/base", "results/mini/search", "results/mini/two_turn"], "of ablation, placement, and no"),
+    (["readme", "results/mini/base", "results/mini/search", "results/mini/two_turn"], "of ablation, placement; pass"),
 ])
 def test_a_page_of_no_runs_is_not_written_over_a_good_one(tmp_path: Path, arguments: list[str], says: str) -> None:
     root = config_with(tmp_path, "seeds: 3", "seeds: 3")

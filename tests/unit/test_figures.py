@@ -14,11 +14,13 @@ from matplotlib.text import Text
 from tests import synthetic_runs as synthetic
 from turncredit.config.task import ToolRewards
 from turncredit.errors import ConfigError
-from turncredit.reporting import statistics, style, tables
+from turncredit.reporting import statistics
 from turncredit.reporting.catalogue import FIGURES, TABLES
-from turncredit.reporting.curve_figures import EMA_DECAY
-from turncredit.reporting.figures import ALL_ARMS, BUILDERS, COMPONENTS, CRITIC, GROUP, draw
+from turncredit.reporting.figures import style
+from turncredit.reporting.figures.builders import ALL_ARMS, BUILDERS, COMPONENTS, CRITIC, GROUP, draw
+from turncredit.reporting.figures.learning_curves import EMA_DECAY
 from turncredit.reporting.scores import Results
+from turncredit.reporting.tables import builders as tables
 
 ROOT = Path(__file__).parents[2]
 Drawn = dict[str, tuple[Figure, pd.DataFrame]]

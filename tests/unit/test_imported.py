@@ -1,4 +1,4 @@
-"""Runs made elsewhere: what is brought in is whole, of the right questions, and keeps its origin in every page."""
+"""Imported runs are complete, answer the right questions, and are labelled on every page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turncredit.reporting.imported import import_run, imported_run
 from turncredit.reporting.reported import read_reported
 from turncredit.reporting.runs import collect, read_folders
 from turncredit.reporting.scores import Results
-from turncredit.reporting.tables import tabulate
+from turncredit.reporting.tables.builders import tabulate
 
 ROOT = Path(__file__).parents[2]
 SCALE = synthetic.scale(2)
@@ -29,11 +29,11 @@ WHEN = "2026-01-01T00:00:00+00:00"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run's folder as its maker has it."""
+    """The folder of an external run."""
     return synthetic.write_run(tmp_path / "theirs", CONFIG, SCALE)
 
 
-def bring(run: Path, root: Path, config: RunConfig = CONFIG, scale: Scale = SCALE, label: str = "a friend's cluster",
+def imported(run: Path, root: Path, config: RunConfig = CONFIG, scale: Scale = SCALE, label: str = "a friend's cluster",
           questions: list[tuple[str, str]] | None = None) -> Path:
     return import_run(run, config, scale, label, root, questions, WHEN)
 
@@ -49,30 +49,30 @@ def manifest(run: Path) -> dict[str, object]:
 
 
 def test_a_run_comes_in_with_its_bytes_and_says_what_was_checked(run: Path, tmp_path: Path) -> None:
-    brought = bring(run, tmp_path, questions=asked(run))
-    assert brought == tmp_path / "results/imported/mini/search/MT-PPO/seed-1"
+    copy = imported(run, tmp_path, questions=asked(run))
+    assert copy == tmp_path / "results/imported/mini/search/MT-PPO/seed-1"
     for name in ("metrics.csv", "evaluation.csv"):
-        assert (brought / name).read_bytes() == (run / name).read_bytes()
-    origin = manifest(brought)["origin"]
+        assert (copy / name).read_bytes() == (run / name).read_bytes()
+    origin = manifest(copy)["origin"]
     assert isinstance(origin, dict)
     assert origin["manifest"] == manifest(run)
     assert (origin["label"], origin["settings"], origin["questions"]) == ("a friend's cluster", "the same", "the same")
     (run / "manifest.json").unlink()
-    shutil.rmtree(brought)
-    origin = manifest(bring(run, tmp_path))["origin"]
+    shutil.rmtree(copy)
+    origin = manifest(imported(run, tmp_path))["origin"]
     assert isinstance(origin, dict)
     assert (origin["settings"], origin["questions"]) == ("as declared, not checked", "not compared")
 
 
-def collected(tmp_path: Path, brought: Path) -> Results:
+def collected(tmp_path: Path, copy: Path) -> Results:
     mine = synthetic.write_run(tmp_path / "mine", SCALE.run("search", "MT-PPO", 0), SCALE)
     other = synthetic.write_run(tmp_path / "mine", SCALE.run("search", "PPO-OR", 0), SCALE)
-    collect("search", [mine, other, brought], tmp_path / "results/mini/search", SCALE)
+    collect("search", [mine, other, copy], tmp_path / "results/mini/search", SCALE)
     return Results(SCALE, read_folders([tmp_path / "results/mini/search"], SCALE))
 
 
 def test_its_origin_stands_beside_every_number(run: Path, tmp_path: Path) -> None:
-    found = collected(tmp_path, bring(run, tmp_path))
+    found = collected(tmp_path, imported(run, tmp_path))
     arm, own = found.arm("search", "MT-PPO"), found.arm("search", "PPO-OR")
     assert arm is not None
     assert own is not None
@@ -89,7 +89,7 @@ def test_its_origin_stands_beside_every_number(run: Path, tmp_path: Path) -> Non
 def test_a_run_without_metrics_counts_in_scores_and_in_no_curve(run: Path, tmp_path: Path) -> None:
     (run / "metrics.csv").unlink()
     (run / "manifest.json").unlink()
-    found = collected(tmp_path, bring(run, tmp_path))
+    found = collected(tmp_path, imported(run, tmp_path))
     arm = found.arm("search", "MT-PPO")
     assert arm is not None
     assert arm.seeds == (0, 1)
@@ -97,7 +97,7 @@ def test_a_run_without_metrics_counts_in_scores_and_in_no_curve(run: Path, tmp_p
     only = synthetic.write_run(tmp_path / "only", SCALE.run("search", "MT-PPO", 0), SCALE)
     (only / "metrics.csv").unlink()
     (only / "manifest.json").unlink()
-    alone = bring(only, tmp_path / "elsewhere", SCALE.run("search", "MT-PPO", 0))
+    alone = imported(only, tmp_path / "elsewhere", SCALE.run("search", "MT-PPO", 0))
     collect("search", [alone], tmp_path / "alone/search", SCALE)
     runs = read_folders([tmp_path / "alone/search"], SCALE)
     entries = audit(runs, SCALE, read_reported(ROOT / "paper_tables/reported"))
@@ -113,10 +113,10 @@ def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, 
     (theirs / "config.json").write_text("{}")
     (theirs / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(DataError, match="snakemake data"):
-        bring(theirs, tmp_path)
-    brought = bring(theirs, tmp_path, questions=asked(run))
-    assert (brought / "policy/model.safetensors").read_bytes() == b"weights"
-    assert not (brought / "evaluation.csv").exists()
+        imported(theirs, tmp_path)
+    copy = imported(theirs, tmp_path, questions=asked(run))
+    assert (copy / "policy/model.safetensors").read_bytes() == b"weights"
+    assert not (copy / "evaluation.csv").exists()
     played = []
     monkeypatch.setattr("turncredit.training.run.evaluate_run",
                         lambda policy, *_, output, **__: played.append((policy, output)))
@@ -124,7 +124,7 @@ def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, 
     done = CliRunner().invoke(cli.app, ["evaluate", "--scale", "mini", "--experiment", "search", "--arm", "MT-PPO",
                                         "--seed", "1", "--root", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert played == [(brought / "policy", brought / "evaluation.csv")]
+    assert played == [(copy / "policy", copy / "evaluation.csv")]
 
 
 def without(column: str, run: Path) -> None:
@@ -146,18 +146,18 @@ def test_what_is_no_such_run_is_refused(run: Path, tmp_path: Path, damage: objec
     assert callable(damage)
     damage(run)
     with pytest.raises(DataError, match=says):
-        bring(run, tmp_path)
+        imported(run, tmp_path)
     assert not imported_run(tmp_path, CONFIG).exists()
 
 
 def test_other_questions_another_arm_and_a_second_run_are_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not evaluated on the test questions here"):
-        bring(run, tmp_path, questions=asked(run)[1:])
-    with pytest.raises(DataError, match="is of search/MT-PPO/seed-1"):
-        bring(run, tmp_path, SCALE.run("search", "MT-PPO", 0))
+    with pytest.raises(DataError, match="not evaluated on our test questions"):
+        imported(run, tmp_path, questions=asked(run)[1:])
+    with pytest.raises(DataError, match="belongs to search/MT-PPO/seed-1"):
+        imported(run, tmp_path, SCALE.run("search", "MT-PPO", 0))
     for label in ("", " ", "a;b"):
         with pytest.raises(ConfigError, match="--label"):
-            bring(run, tmp_path, label=label)
-    bring(run, tmp_path)
-    with pytest.raises(DataError, match="there is such a run already"):
-        bring(run, tmp_path)
+            imported(run, tmp_path, label=label)
+    imported(run, tmp_path)
+    with pytest.raises(DataError, match="already imported"):
+        imported(run, tmp_path)

@@ -233,14 +233,14 @@ def test_threads_and_device_are_no_science(pair: list[Path], tmp_path: Path) -> 
 def test_runs_that_do_not_belong_are_refused(pair: list[Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a second time"):
         collect("search", [*pair, pair[0]], tmp_path / "x", SCALE)
-    with pytest.raises(DataError, match="no arm of two_turn"):
+    with pytest.raises(DataError, match="not an arm of two_turn"):
         collect("two_turn", pair, tmp_path / "x", SCALE)
     with pytest.raises(DataError, match="no runs"):
         collect("search", [], tmp_path / "x", SCALE)
     with pytest.raises(ConfigError, match="did you mean 'search'"):
         collect("serch", pair, tmp_path / "x", SCALE)
     moved = pair[0].rename(pair[0].with_name("seed-7"))
-    with pytest.raises(DataError, match="not of this folder"):
+    with pytest.raises(DataError, match="not to this folder"):
         collect("search", [moved], tmp_path / "x", SCALE)
 
 

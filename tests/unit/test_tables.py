@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
-from turncredit.config.algorithm import Placement
 from turncredit.errors import ConfigError
 from turncredit.reporting.catalogue import TABLES
-from turncredit.reporting.render import Block, Cell, Row, Table, frame, latex, mark_best, markdown, save
+from turncredit.reporting.placement_effects import contrasts, placement_arms
 from turncredit.reporting.reported import Reported, read_reported
 from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
-from turncredit.reporting.tables import contrasts, placement_arms, tabulate
+from turncredit.reporting.tables.builders import tabulate
+from turncredit.reporting.tables.render import Block, Cell, Table, TableRow, frame, latex, mark_best, markdown, save
 
 ROOT = Path(__file__).parents[2]
 
@@ -117,8 +117,8 @@ def test_the_effects_of_placement_and_content_add_up(results: Results) -> None:
     number = {name: estimate.value for name, estimate in found.items() if estimate is not None}
     arms = placement_arms(results)
 
-    def score(content: str, placement: Placement) -> float:
-        arm = arms[content, placement]  # type: ignore[index]
+    def score(content: str, placement: str) -> float:
+        arm = arms[content, placement]
         assert arm is not None
         return float(arm.final("answer_correct", results.datasets).mean())
 
@@ -138,9 +138,9 @@ def test_an_unknown_table_names_the_nearest(results: Results, reported: Reported
 
 TABLE = Table("t", "50% of a_b & c†", (
     Block("one", "arm", ("x", "y"), (
-        Row("a", (Cell(Estimate(0.25, 0.125, 0.5, (3, 4)), best=True), Cell(text="not run")), "3, fresh"),
-        Row("b|c", (Cell(Estimate(-0.0001, None, None, (1,))), Cell(text="[z]")))), "seeds, runs"),
-    Block("two", "method", ("z",), (Row("d", (Cell(text="-"),)),))), ("λ_s ≥ 0",))
+        TableRow("a", (Cell(Estimate(0.25, 0.125, 0.5, (3, 4)), best=True), Cell(text="not run")), "3, fresh"),
+        TableRow("b|c", (Cell(Estimate(-0.0001, None, None, (1,))), Cell(text="[z]")))), "seeds, runs"),
+    Block("two", "method", ("z",), (TableRow("d", (Cell(text="-"),)),))), ("λ_s ≥ 0",))
 
 
 def test_markdown_is_a_table_with_bold_best() -> None:
@@ -181,7 +181,7 @@ def test_the_csv_holds_every_cell_with_its_interval(tmp_path: Path) -> None:
 
 def test_ties_are_all_bold_and_a_lone_row_is_not() -> None:
     scores = (("a", 0.20001), ("b", 0.2), ("c", 0.1), ("d", 9.0))
-    rows = [Row(label, (Cell(Estimate(score, None, None, ())),)) for label, score in scores]
+    rows = [TableRow(label, (Cell(Estimate(score, None, None, ())),)) for label, score in scores]
     assert [row.cells[0].best for row in mark_best(rows, among=["a", "b", "c"])] == [True, True, False, False]
     assert not any(row.cells[0].best for row in mark_best(rows[:2], among=["a", "b"]))  # equal as shown
     assert not mark_best(rows[:1], among=["a"])[0].cells[0].best

@@ -35,6 +35,6 @@ evaluate-base) make results/$scale/base/$name/seed-0/evaluation.csv ;;
 collect) for file in metrics.csv evaluation.csv.gz manifests.json; do make results/$scale/$name/$file; done ;;
 figure) for end in pdf png csv; do make figures/$scale/$name.$end; done ;;
 table) for end in csv md tex; do make paper_tables/$scale/$name.$end; done ;;
-audit) make paper_tables/$scale/audit.csv paper_tables/$scale/audit.md paper_tables/$scale/headline.txt ;;
+audit) make paper_tables/$scale/audit.csv paper_tables/$scale/audit.md paper_tables/$scale/headline.txt paper_tables/$scale/report.rst ;;
 *) echo "stub: no command $command" >&2 && exit 1 ;;
 esac

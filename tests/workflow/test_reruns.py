@@ -67,7 +67,7 @@ def test_a_comment_reruns_nothing(later: Clone) -> None:
 
 
 def test_editing_the_drawing_code_only_draws(later: Clone) -> None:
-    path = later.root / "src/turncredit/reporting/style.py"
+    path = later.root / "src/turncredit/reporting/figures/style.py"
     path.write_text(path.read_text() + "\n# a comment\n")
     assert set(later.jobs(*FRESH)) == {"table", "audit_table", *(f"figure_{name}" for name in FIGURES)}
 

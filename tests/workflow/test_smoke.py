@@ -102,6 +102,11 @@ def test_the_report_is_made_offline_with_captions(finished: Clone) -> None:
     report = (finished.root / "report.html").read_text()
     assert "fig3_training_dynamics" in report
     assert "exponential moving average" in report
+    opening = report[report.index("workflow_desc"):]
+    opening = opening[:opening.index("\n")]  # one line of JSON: the headline, its figure and the links
+    link = "showResultInfo('paper_tables/smoke/audit.md')"
+    for words in ("exact match: paper", "MT-PPO", "data:image/png;base64", link):
+        assert words in opening
 
 
 def test_what_was_shipped_is_drawn_in_a_fresh_clone_without_training(finished: Clone, tmp_path: Path) -> None:

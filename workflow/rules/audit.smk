@@ -1,9 +1,12 @@
-# The audit, and what is committed with the clone.
+# The audit, the opening of the report, and the rules that copy files into the shipped folders.
+
+HEADLINE_FIGURE = "fig3_all_arms"  # on the report's opening page and in README
 
 
 rule audit_table:
     input:
         runs=lambda w: collected_files(w.scale, everything(w.scale)),
+        picture=lambda w: [f"figures/{w.scale}/{n}.png" for n in pages(w.scale, FIGURES) if n == HEADLINE_FIGURE],
         reported=REPORTED,
         code=DRAWING,
     output:
@@ -15,16 +18,18 @@ rule audit_table:
             labels={"table": "audit", "scale": "{scale}"},
         ),
         headline="paper_tables/{scale}/headline.txt",
+        opening="paper_tables/{scale}/report.rst",
     log:
         "logs/{scale}/audit.log",
     conda:
         "../../envs/core.yaml"
     params:
         folders=lambda w: collected(w.scale, everything(w.scale)),
+        picture=lambda w, input: [f"--picture {path}" for path in input.picture],
     message:
         "audit: reported numbers and claims against {params.folders}"
     shell:
-        "turncredit audit {params.folders} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit audit {params.folders} {params.picture} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule audit:
@@ -76,7 +81,10 @@ rule ship_pages:
             scale=config["scale"],
             name=pages(config["scale"], TABLES),
         ),
-        expand(rules.audit_table.output, scale=config["scale"]),
+        expand(
+            [rules.audit_table.output.csv, rules.audit_table.output.md, rules.audit_table.output.headline],
+            scale=config["scale"],
+        ),
     log:
         expand("logs/{scale}/ship-pages.log", scale=config["scale"]),
     conda:
@@ -87,7 +95,7 @@ rule ship_pages:
         SHIP
 
 
-# The results section of README.md, from the runs of this call (`make ship`: the shipped ones).
+# The results section of README.md, from the runs that this call uses (`make ship`: the shipped ones).
 rule readme:
     input:
         lambda w: collected_files(config["scale"], everything(config["scale"])),
@@ -101,7 +109,7 @@ rule readme:
         pictures=lambda w: expand(
             "--picture figures/shipped/{scale}/{name}.png",
             scale=config["scale"],
-            name=["final_scores", "fig3_all_arms"],
+            name=[HEADLINE_FIGURE],
         ),
     message:
         "readme: results of {params.folders}"

@@ -221,7 +221,7 @@ def no_page() -> str:
         f"{folder}/({'|'.join(SCALES)})/({'|'.join(names)})[.]({'|'.join(ENDS[folder])})$"
         for folder, (_, names) in PAGES.items()
     ]
-    return f"(?!{'|'.join(made)}|.*/(shipped|reported|headline[.]txt))({'|'.join(PAGES)})"
+    return f"(?!{'|'.join(made)}|.*/(shipped|reported|headline[.]txt|report[.]rst))({'|'.join(PAGES)})"
 
 
 def mistyped(folder: str, scale: str, file: str) -> list[str]:

@@ -1,5 +1,5 @@
-# Drawing reads collected runs, and the code that draws: editing that code redraws, and trains nothing.
-# One rule a figure, since each has a caption of its own in the report.
+# Figures are drawn from collected runs. Editing the plotting code redraws them and trains nothing.
+# Each figure has its own rule because each has its own caption in the report.
 
 for _name, _uses in FIGURES.items():
 

@@ -1,4 +1,4 @@
-# Tables: like the figures, from collected runs and the code that writes them.
+# Tables are made from collected runs, like the figures.
 
 
 rule table:

@@ -1,18 +1,14 @@
-"""Commands from finished runs to tables, figures, audit and README; and for runs that were made elsewhere."""
+"""Commands that report on finished runs: tables, figures, audit and README; and the import of external runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from turncredit.cli.options import Folders, Root, ScaleName, scale_at
-from turncredit.config.load import Scale
 from turncredit.errors import DataError
-
-if TYPE_CHECKING:
-    from turncredit.reporting.audit import Entry
 
 reports = typer.Typer()
 
@@ -20,10 +16,10 @@ reports = typer.Typer()
 @reports.command("import-run")
 def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and evaluation.csv, or a checkpoint")],
                experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
-               label: Annotated[str, typer.Option(help="who made it, and where; shown beside every number")],
+               label: Annotated[str, typer.Option(help="who trained it, and where; shown beside every number")],
                seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
-    """Bring in a run that was made elsewhere, after checking it; tables and audit name its origin."""
-    from turncredit.reporting.imported import import_run as bring_in
+    """Import an external run after checking it; tables and audit name its origin."""
+    from turncredit.reporting.imported import import_run as import_external_run
     from turncredit.training.manifest import now
     from turncredit.training.run import read_split
 
@@ -32,14 +28,14 @@ def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and eval
     data = root / "data" / scale
     questions = None if not (data / "world.json").exists() else [
         (question.dataset, question.id) for question in read_split(data, "test", config.evaluate_on)]
-    typer.echo(bring_in(folder, config, settings, label, root, questions, now()))
+    typer.echo(import_external_run(folder, config, settings, label, root, questions, now()))
 
 
 @reports.command()
 def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the scale, or `base`")],
             runs: Annotated[list[Path], typer.Argument(help="folders of its runs")],
             scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Join the runs of one experiment into the few files that are drawn and shipped."""
+    """Join the runs of one experiment into three files, from which pages are made and which are shipped."""
     from turncredit.reporting.runs import collect as collect_runs
 
     collect_runs(experiment, runs, root / "results" / scale / experiment, scale_at(scale, root))
@@ -49,10 +45,10 @@ def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the
 def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write one table from collected runs, as CSV, Markdown and LaTeX."""
     from turncredit.reporting.catalogue import TABLES, check_folders
-    from turncredit.reporting.render import save
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
-    from turncredit.reporting.tables import tabulate
+    from turncredit.reporting.tables.builders import tabulate
+    from turncredit.reporting.tables.render import save
 
     settings = scale_at(scale, root)
     check_folders(f"table {name}", TABLES.get(name, ()), folders or [], settings, root,
@@ -63,11 +59,11 @@ def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: R
 
 @reports.command()
 def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Draw one figure from collected runs, as PDF and PNG, beside a CSV of what it draws."""
+    """Draw one figure from collected runs, as PDF and PNG, with its data as CSV."""
     from turncredit.reporting.catalogue import FIGURES, check_folders
-    from turncredit.reporting.figures import draw
+    from turncredit.reporting.figures.builders import draw
+    from turncredit.reporting.figures.style import save
     from turncredit.reporting.runs import read_folders
-    from turncredit.reporting.style import save
 
     settings = scale_at(scale, root)
     check_folders(f"figure {name}", FIGURES.get(name, ()), folders or [], settings, root, f"figures/{scale}/{name}.pdf")
@@ -76,24 +72,34 @@ def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: 
 
 
 @reports.command()
-def audit(folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Set every reported number and claim beside ours: audit.csv, audit.md, and headline.txt."""
+def audit(folders: Folders = None,
+          picture: Annotated[Path | None, typer.Option(help="PNG for the opening of the report")] = None,
+          scale: ScaleName = "mini", root: Root = Path()) -> None:
+    """Compare every reported number and claim with ours: audit.csv, audit.md, headline.txt, report.rst."""
     from turncredit.files import write_text
+    from turncredit.reporting.audit import audit as audit_of
+    from turncredit.reporting.audit_page import save
     from turncredit.reporting.catalogue import BASE, check_folders
-    from turncredit.reporting.summary import headline as headline_of
-    from turncredit.reporting.summary import save
+    from turncredit.reporting.findings import findings
+    from turncredit.reporting.reported import FOLDER, read_reported
+    from turncredit.reporting.runs import read_folders
+    from turncredit.reporting.scores import Results
+    from turncredit.reporting.summary import report_section, terminal_summary
 
     settings = scale_at(scale, root)
     check_folders("audit", [BASE, *settings.experiments], folders or [], settings, root,
                   f"audit --config scale={scale}")
-    entries = _entries(folders, settings, root)
-    save(entries, settings, root / "paper_tables" / scale)
-    write_text(root / "paper_tables" / scale / "headline.txt", headline_of(entries, settings))
+    runs = read_folders(folders or (), settings)
+    entries, sentences = audit_of(runs, settings, read_reported(root / FOLDER)), findings(Results(settings, runs))
+    output = root / "paper_tables" / scale
+    save(entries, settings, output)
+    write_text(output / "headline.txt", terminal_summary(entries, sentences, settings))
+    write_text(output / "report.rst", report_section(entries, sentences, settings, picture))
 
 
 @reports.command()
 def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Say where figures, tables and audit are, and print the audit's headline."""
+    """Print the folders of figures, tables and audit, and the headline."""
     path = root / "paper_tables" / scale / "headline.txt"
     try:
         text = path.read_text(encoding="utf-8")
@@ -106,20 +112,20 @@ def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
 @reports.command()
 def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.Option("--picture")] = None,
            scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Write the README's results section from collected runs."""
+    """Write the results section of the README from collected runs."""
+    from turncredit.reporting.audit import audit as audit_of
     from turncredit.reporting.catalogue import BASE, check_folders
+    from turncredit.reporting.findings import findings
+    from turncredit.reporting.reported import FOLDER, read_reported
+    from turncredit.reporting.runs import read_folders
+    from turncredit.reporting.scores import Results
     from turncredit.reporting.summary import readme_section, update_readme
 
     settings = scale_at(scale, root)
     check_folders("readme", [BASE, *settings.experiments], folders or [], settings, root,
-                  f"readme --config scale={scale}", whole=True)
+                  f"readme --config scale={scale}", complete=True)
     shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
-    update_readme(root / "README.md", readme_section(_entries(folders, settings, root), settings, shown))
-
-
-def _entries(folders: list[Path] | None, scale: Scale, root: Path) -> list[Entry]:
-    from turncredit.reporting.audit import audit as audit_of
-    from turncredit.reporting.reported import FOLDER, read_reported
-    from turncredit.reporting.runs import read_folders
-
-    return audit_of(read_folders(folders or (), scale), scale, read_reported(root / FOLDER))
+    runs = read_folders(folders or (), settings)
+    entries = audit_of(runs, settings, read_reported(root / FOLDER))
+    section = readme_section(entries, findings(Results(settings, runs)), settings, shown)
+    update_readme(root / "README.md", section)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from turncredit.errors import DataError
-from turncredit.files import json_sha256
+from turncredit.files import question_ids_sha256
 from turncredit.types import Hop, Question
 
 Split = Literal["train", "validation", "test"]
@@ -86,9 +86,4 @@ def chance_level(train: Sequence[Question], test: Sequence[Question]) -> float:
 
 def evaluation_ids(questions: Sequence[Question]) -> str:
     """sha256 of the datasets and ids of the evaluation questions, in any order."""
-    return ids_digest((question.dataset, question.id) for question in questions)
-
-
-def ids_digest(dataset_ids: Iterable[tuple[str, str]]) -> str:
-    """sha256 of (dataset, question id) pairs, in any order."""
-    return json_sha256(sorted(dataset_ids))
+    return question_ids_sha256((question.dataset, question.id) for question in questions)

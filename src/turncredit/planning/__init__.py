@@ -1,1 +1,1 @@
-"""What a run needs, before it is run: batch arithmetic, memory, time and disk."""
+"""Plans runs before they start: batch sizes, memory, time and disk space."""

@@ -1,8 +1,8 @@
-"""Memory of a forward and backward pass, measured on torch's meta device: real operations, no data.
+"""Measures the memory of a forward and backward pass on torch's meta device.
 
-The very functions that training calls run on tensors that have shapes and no contents, and every
-storage that is alive is counted. Attention is the one operation that is replaced: fused kernels keep
-queries, keys, values, output and one number a head and token, and no score.
+The functions that training calls run on tensors with shapes and without data, while all live storages are counted.
+Only attention is replaced: a fused kernel keeps queries, keys, values, output and one number per head and token, but
+no attention scores.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class _Fused(torch.autograd.Function):
-    """What a fused attention kernel allocates and keeps."""
+    """Attention with the allocations of a fused kernel."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class _Fused(torch.autograd.Function):
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any,
                **__: Any) -> tuple[Tensor, None]:
-    groups = int(getattr(module, "num_key_value_groups", 1))  # repeated, as transformers does beside a padding mask
+    groups = int(getattr(module, "num_key_value_groups", 1))  # transformers repeats keys with a padding mask
     output: Tensor = _Fused.apply(query, repeat_kv(key, groups), repeat_kv(value, groups))
     return output.transpose(1, 2).contiguous(), None
 
@@ -51,7 +51,7 @@ AttentionInterface.register(_FUSED, _attention)
 
 
 class PeakBytes(TorchDispatchMode):
-    """The most bytes alive at once among the storages that are made while this mode is on."""
+    """The peak of live bytes among storages created while this mode is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class PeakBytes(TorchDispatchMode):
         self._seen: dict[int, Any] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for storage in _storages((args, kwargs)):  # what was there before, e.g. weights
+        for storage in _storages((args, kwargs)):  # created earlier, e.g. weights
             self._count(storage, 0)
         result = function(*args, **(kwargs or {}))
         for storage in _storages(result):
@@ -85,7 +85,7 @@ def _storages(tree: Any) -> list[torch.UntypedStorage]:
 
 
 def meta_model(settings: dict[str, Any], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A model without data from the keys of its config.json, ``model_type`` among them."""
+    """A model without data, from the keys of its config.json (with ``model_type``)."""
     config = AutoConfig.for_model(**settings)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=_FUSED)
@@ -93,14 +93,14 @@ def meta_model(settings: dict[str, Any], dtype: torch.dtype = torch.float32) -> 
 
 def update_peak(settings: dict[str, Any], *, rows: int, length: int, loss_tokens: int, precision: str,
                 checkpointing: bool) -> int:
-    """Bytes that one micro-batch of an update needs at most, weights and their gradients aside.
+    """Peak bytes of one micro-batch of an update, without weights and their gradients.
 
     Args:
         settings: the model's config.json.
-        rows, length: of the padded micro-batch.
-        loss_tokens: sampled tokens in it, for which logits are made; at most rows x (length - 1).
-        precision: of forward and backward.
-        checkpointing: whether layers are computed a second time instead of kept.
+        rows, length: shape of the padded micro-batch.
+        loss_tokens: sampled tokens, for which logits are computed; at most rows x (length - 1).
+        precision: of forward and backward pass.
+        checkpointing: whether layers are recomputed in the backward pass instead of kept.
     """
     return _update_peak(tuple(sorted(settings.items())), rows, length, loss_tokens, precision, checkpointing)
 
@@ -111,7 +111,7 @@ def _update_peak(settings: tuple[tuple[str, Any], ...], rows: int, length: int, 
     model = meta_model(dict(settings), DTYPES[precision]).train()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    for parameter in model.parameters():  # a gradient is counted while it is made, and belongs to another part
+    for parameter in model.parameters():  # final gradients are counted elsewhere
         parameter.register_post_accumulate_grad_hook(lambda found: setattr(found, "grad", None))
     ids_B_T = torch.zeros(rows, length, dtype=torch.long, device="meta")
     with PeakBytes() as measured:
@@ -119,4 +119,4 @@ def _update_peak(settings: tuple[tuple[str, Any], ...], rows: int, length: int, 
         hidden_N_H = hidden_B_T_H.flatten(0, 1)[:loss_tokens].clone()
         logprob_N, _ = logprobs_of(model, hidden_N_H, ids_B_T.flatten()[:loss_tokens], 1.0)
         logprob_N.sum().backward()
-    return measured.peak + rows * length * length  # the padding mask, a byte a pair of tokens
+    return measured.peak + rows * length * length  # the padding mask: one byte per pair of tokens

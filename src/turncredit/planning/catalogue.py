@@ -1,4 +1,4 @@
-"""``config/models.yaml``: shapes of models, GPUs, and what a plan assumes where nothing says it."""
+"""Reads ``config/models.yaml``: model shapes, GPUs, and the assumptions of a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODELS = "models.yaml"
 
 
 class Gpu(StrictModel):
-    """One GPU, by its data sheet."""
+    """One GPU model, from its data sheet."""
 
     memory_gib: float = Field(gt=0)
     tflops: float = Field(gt=0)  # dense, bfloat16
@@ -24,7 +24,7 @@ class Gpu(StrictModel):
 
 
 class Assumptions(StrictModel):
-    """What a plan takes for granted; the file says where each comes from."""
+    """Assumptions of a plan; the file gives the source of each."""
 
     computing_share: float = Field(gt=0, le=1)
     decoding_share: float = Field(gt=0, le=1)
@@ -37,7 +37,7 @@ class Assumptions(StrictModel):
 
 
 class Catalogue(StrictModel):
-    """The whole file."""
+    """The whole file config/models.yaml."""
 
     models: dict[str, dict[str, Any]]
     gpus: dict[str, Gpu]
@@ -47,10 +47,10 @@ class Catalogue(StrictModel):
         """The GPU of that name.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: unknown name.
         """
         if name not in self.gpus:
-            raise ConfigError(f"launch.gpu = {name!r}: config/{MODELS} has no such GPU", nearest(name, self.gpus))
+            raise ConfigError(f"launch.gpu = {name!r}: not a GPU of config/{MODELS}", nearest(name, self.gpus))
         return self.gpus[name]
 
 
@@ -58,14 +58,14 @@ def load_catalogue(config_dir: Path) -> Catalogue:
     """Read and check ``config/models.yaml``.
 
     Raises:
-        ConfigError: unreadable, an unknown key, or a value out of range.
+        ConfigError: an unreadable file, an unknown key, or a value out of range.
     """
     path = config_dir / MODELS
     try:
         return Catalogue.model_validate(read_mapping(path))
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error, Catalogue)}",
-                          "mend the key") from error
+                          "correct the key") from error
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Shape:
 
     Attributes:
         settings: the keys of its config.json.
-        source: where those were read, in words.
-        parameters: all of them, tied ones once.
-        layer: those of one transformer layer.
-        outside: those outside of the layers, that is embeddings, last norm and head.
-        head: those of the output matrix, tied or not; what a logit costs.
-        layers, width: numbers of layers and of hidden components.
-        cached: components that one token leaves in the key-value cache, all layers together.
+        source: where these were read, in words.
+        parameters: number of parameters, tied ones counted once.
+        layer: parameters of one transformer layer.
+        outside: parameters outside the layers: embeddings, last norm and head.
+        head: parameters of the output matrix, tied or not; the cost of one token's logits.
+        layers, width: number of layers and hidden size.
+        cached: numbers that one token adds to the key-value cache, over all layers.
     """
 
     settings: dict[str, Any]
@@ -95,23 +95,26 @@ class Shape:
 
     @property
     def backbone(self) -> int:
-        """Parameters without a head of their own: what a critic copies."""
+        """Parameters without an untied head; a critic has these."""
         return self.parameters - (0 if self.settings.get("tie_word_embeddings", True) else self.head)
 
     @property
     def longest(self) -> int:
-        """The longest sequence, tokens."""
+        """Length of the longest sequence in tokens."""
         return int(self.settings["max_position_embeddings"])
 
 
 def shape_of(policy: PolicyConfig, vocabulary: int, catalogue: Catalogue) -> Shape:
-    """The shape of a scale's policy: of a folder, of the hub's cache, of the catalogue, of the hub; or made here.
+    """The shape of a scale's policy.
+
+    A policy without ``path_or_id`` takes its shape from its config section. Otherwise config.json is looked for in
+    the folder or the hub's cache, then in ``catalogue``, then on the hub.
 
     Raises:
-        DataError: the hub id is in none of them.
+        DataError: the policy is in none of them.
     """
     settings, source = _settings(policy, vocabulary, catalogue)
-    from turncredit.planning.activations import meta_model  # seconds to load
+    from turncredit.planning.activations import meta_model  # slow to load
 
     model = meta_model(settings)
     layers: Any = model.base_model.layers
@@ -129,7 +132,7 @@ def _settings(policy: PolicyConfig, vocabulary: int, catalogue: Catalogue) -> tu
         return {"model_type": "qwen2", "vocab_size": vocabulary, "hidden_size": policy.hidden_size,
                 "intermediate_size": policy.intermediate_size, "num_hidden_layers": policy.layers,
                 "num_attention_heads": policy.heads, "num_key_value_heads": policy.kv_heads,
-                "max_position_embeddings": policy.max_positions, "tie_word_embeddings": True}, "made here"
+                "max_position_embeddings": policy.max_positions, "tie_word_embeddings": True}, "its config section"
     from transformers import AutoConfig
 
     name = policy.path_or_id
@@ -142,5 +145,5 @@ def _settings(policy: PolicyConfig, vocabulary: int, catalogue: Catalogue) -> tu
             if here and name in catalogue.models:
                 return catalogue.models[name], f"config/{MODELS}"
             fault = str(error).strip().partition("\n")[0]
-    raise DataError(f"{name}: no shape in config/{MODELS}, no such folder, and not fetched from the hub: {fault}",
+    raise DataError(f"{name}: not in config/{MODELS}, not a folder, and not available from the hub: {fault}",
                     f"add the model to config/{MODELS}, or check the name and the network")

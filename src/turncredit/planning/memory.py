@@ -1,8 +1,8 @@
-"""Memory of a run by part and moment, on one GPU and in the host of one node, in bytes.
+"""Estimates the memory of a run in bytes, by part and moment, on one GPU and on the host of one node.
 
-Trained weights, their gradients and the two moments of Adam are float32, 16 bytes a weight
-(DeepSpeed keeps bfloat16 beside float32 and comes to the same). Where weights are sharded, a process
-keeps its part of each and gathers a layer at a time in the precision of the forward pass.
+Trained weights, their gradients and the two moments of Adam are float32: 16 bytes per weight (DeepSpeed, which keeps a
+bfloat16 copy, needs the same). With sharding, each process holds one shard of every weight and gathers one layer at a
+time in the precision of the forward pass.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ WEIGHTS, GRADIENTS, OPTIMIZER, CRITIC, REFERENCE, GATHERED, ACTIVATIONS, LOGITS,
 
 @dataclass(frozen=True)
 class Memory:
-    """What lies where.
+    """Memory by place, moment and part.
 
     Attributes:
-        gpu: moment -> part -> bytes, on one training GPU.
-        server: part -> bytes, on one GPU of a server that only samples; empty where there is none.
-        host: moment -> part -> bytes, in the memory of one node.
-        cache_tokens: tokens whose keys and values fit beside the weights of one copy of the policy; None for ``hf``.
+        gpu: moment -> part -> bytes on one training GPU.
+        server: part -> bytes on one GPU of a sampling server; empty without a server.
+        host: moment -> part -> bytes in the memory of one node.
+        cache_tokens: tokens whose keys and values fit beside one copy of the policy's weights; None for ``hf``.
     """
 
     gpu: Mapping[str, Mapping[str, float]]
@@ -38,12 +38,12 @@ class Memory:
 
     @property
     def peak(self) -> tuple[str, float]:
-        """The moment that needs most of a training GPU, and its bytes."""
+        """The moment with the largest demand on a training GPU, and its bytes."""
         return _largest(self.gpu)
 
     @property
     def host_peak(self) -> tuple[str, float]:
-        """The same of a node's memory."""
+        """The moment with the largest demand on a node's memory, and its bytes."""
         return _largest(self.host)
 
 
@@ -54,17 +54,17 @@ def _largest(moments: Mapping[str, Mapping[str, float]]) -> tuple[str, float]:
 
 def memory(run: RunConfig, shape: Shape, *, critic: bool, reference: bool, sharded: bool, gpu_bytes: float,
            reserve: float, activations: float, logits: float, sequences: int) -> Memory:
-    """The memory of a run.
+    """Estimate the memory of a run.
 
     Args:
-        run: gives engine and launch.
-        shape: of the policy; the critic has its backbone.
-        critic, reference: whether there is one.
-        sharded: whether weights are cut over the processes.
-        gpu_bytes: of one GPU.
-        reserve: bytes that neither weights nor tensors take.
-        activations, logits: of the largest micro-batch (``activations.update_peak``).
-        sequences: episodes that one process samples side by side with ``hf``.
+        run: the run, for its engine and launch settings.
+        shape: of the policy; the critic has the same backbone.
+        critic, reference: whether the run has one.
+        sharded: whether weights are sharded over the processes.
+        gpu_bytes: memory of one GPU.
+        reserve: bytes for other uses, such as CUDA contexts.
+        activations, logits: bytes of the largest micro-batch (``activations.update_peak``).
+        sequences: episodes that one process samples concurrently with ``hf``.
     """
     launch, engine = run.launch, run.engine
     parts = launch.processes if sharded else 1
@@ -81,7 +81,7 @@ def memory(run: RunConfig, shape: Shape, *, critic: bool, reference: bool, shard
         CRITIC: 0.0 if host_critic else (8 if "optimizer" in away else 16) * backbone / parts,
         REFERENCE: 0.0 if "reference" in away or not reference else 4 * shape.parameters / parts,
         RESERVE: reserve}
-    # Of a sharded module: embeddings and head all the while, one layer and the next; gradients of a layer and of those.
+    # Gathered from shards: embeddings and head with their gradients; two layers, and the gradients of one.
     gathered = size * (2 * shape.outside + 3 * shape.layer) if sharded else size * shape.parameters * (size == 2)
     one_copy = 2 if engine.kind == "vllm" else 4
     share = engine.gpu_memory_utilization * gpu_bytes
@@ -91,14 +91,14 @@ def memory(run: RunConfig, shape: Shape, *, critic: bool, reference: bool, shard
         weights = one_copy * shape.parameters / engine.tensor_parallel
         cache_tokens = (share - weights) * engine.tensor_parallel / (2 * shape.cached)
     else:
-        copy = 4.0 * shape.parameters if sharded else 0.0  # whole weights beside the sharded ones
+        copy = 4.0 * shape.parameters if sharded else 0.0  # a full copy beside the shards
         here = copy + sequences * run.task.max_context_tokens * shape.cached * 4
     stays = here if engine.kind == "vllm" and not engine.sleep else 0.0
     update = resident | {GATHERED: gathered, ACTIVATIONS: activations, LOGITS: logits, ENGINE: stays}
-    if not sharded:  # what is offloaded comes back while it is used
+    if not sharded:  # offloaded parts return to the GPU while in use
         update[OPTIMIZER] = 8 * shape.parameters
         if "reference" in away and reference:
-            update[REFERENCE] = 0.0  # asked before the update, when gradients and activations are not there
+            update[REFERENCE] = 0.0  # used before the update, without gradients and activations
     moments = {MOMENTS[0]: resident | {ENGINE: here}, MOMENTS[1]: update}
     if critic:
         theirs = update | {LOGITS: 0.0}
@@ -113,13 +113,13 @@ def _server(run: RunConfig, shape: Shape, share: float, reserve: float) -> dict[
     if run.engine.mode != "server":
         return {}
     weights = 2 * shape.parameters / run.engine.tensor_parallel
-    return {ENGINE: max(share, weights), RESERVE: reserve}  # its copy of the weights, and keys and values
+    return {ENGINE: max(share, weights), RESERVE: reserve}  # a copy of the weights, and the key-value cache
 
 
 def _host(run: RunConfig, shape: Shape, critic: bool, reference: bool, sharded: bool) -> dict[str, dict[str, float]]:
-    """One node's memory while models are loaded, whole and by each process, and while they train.
+    """One node's memory while loading (every process reads the full models) and while training.
 
-    A layout that is not sharded keeps what is offloaded once a process.
+    Without sharding each process keeps its own copy of offloaded parts.
     """
     launch = run.launch
     copies = 1 / launch.nodes if sharded else launch.processes / launch.nodes

@@ -1,4 +1,4 @@
-"""The plan of every run of a scale: what it needs, and why it cannot be run as it is configured."""
+"""Plans every run of a scale: resources it needs, and faults that prevent it from running."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from turncredit.planning.memory import (
 from turncredit.planning.workload import Hours, Speed, Workload, hours, workload
 from turncredit.rollout.branching import branching_of
 
-_MORE = "launch.processes: more of them, with an FSDP file in launch.accelerate"
+_MORE = "launch.processes: more, with an FSDP file in launch.accelerate"
 REMEDIES = {
     WEIGHTS: _MORE, GRADIENTS: _MORE, GATHERED: "launch.precision: bfloat16, or a smaller policy.path_or_id",
     OPTIMIZER: "launch.offload: add optimizer", CRITIC: "launch.offload: add critic or optimizer",
     REFERENCE: "launch.offload: add reference",
     ACTIVATIONS: "training.micro_batch_tokens: fewer; or launch.gradient_checkpointing: true",
     LOGITS: "training.micro_batch_tokens: fewer", ENGINE: "engine.gpu_memory_utilization: less; or engine.sleep: true"}
-CHECKPOINTS = 3  # two are kept, and a third is there while it is saved
+CHECKPOINTS = 3  # two are kept; a third exists while it is saved
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """One arm of an experiment; its seeds are alike.
+    """The plan of one arm; all its seeds need the same.
 
     Attributes:
-        run: resolved, of seed 0.
-        seeds: how many there are.
-        gpu: what its GPUs are; None on a CPU, or where ``launch.gpu`` does not say.
+        run: the resolved configuration of seed 0.
+        seeds: number of seeds.
+        gpu: its GPU model; None on a CPU or without ``launch.gpu``.
         critic, reference, sharded: see ``memory.memory``.
-        load, memory, hours: what it does, holds and takes; hours are None without a GPU.
-        checkpoint_bytes: of its checkpoints while it runs.
-        final_bytes: of the policy that stays.
-        faults: why it cannot run, each with the key to change.
+        load, memory, hours: work, memory and time; hours are None without a GPU.
+        checkpoint_bytes: disk space of its checkpoints while it runs.
+        final_bytes: disk space of the final policy.
+        faults: reasons why it cannot run, each with the key to change.
     """
 
     run: RunConfig
@@ -71,12 +71,12 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a scale, or those that were asked for.
+    """The plans of all runs of a scale, or of the requested ones.
 
     Attributes:
-        scale, shape, assumed: what the plan is of, and what it takes for granted.
-        runs: each arm that is trained, once.
-        downloads: bytes that are fetched, as far as they are known.
+        scale, shape, assumed: the scale, the shape of its policy, the assumptions.
+        runs: one plan for each trained arm.
+        downloads: bytes to download, as far as known.
     """
 
     scale: Scale
@@ -86,30 +86,30 @@ class Plan:
     downloads: int
 
     def check(self) -> None:
-        """Refuse what cannot run.
+        """Check that every run can run.
 
         Raises:
-            ConfigError: with every fault and the key to change.
+            ConfigError: lists every fault with the key to change.
         """
         faults = [f"{plan.run.experiment}/{plan.run.arm}: {fault}" for plan in self.runs for fault in plan.faults]
         if faults:
-            raise ConfigError(f"scale {self.scale.name!r} cannot run as it is configured:\n  " + "\n  ".join(faults),
+            raise ConfigError(f"scale {self.scale.name!r} cannot run as configured:\n  " + "\n  ".join(faults),
                               f"change the named keys in config/{self.scale.name}.yaml")
 
 
 def make_plan(scale: Scale, root: Path, experiment: str | None = None, arm: str | None = None) -> Plan:
-    """Plan every arm that is trained at a scale, or only those of an experiment, or one arm.
+    """Plan every trained arm of a scale, of one experiment, or one arm.
 
     Raises:
-        ConfigError: no such experiment, arm or GPU, or a file of config/ that cannot be read.
-        DataError: the policy's shape is not known.
+        ConfigError: an unknown experiment, arm or GPU, or an unreadable file of config/.
+        DataError: the policy's shape is unknown.
     """
     config_dir = root / "config"
     catalogue = load_catalogue(config_dir)
     shape = shape_of(scale.policy, scale.policy.vocabulary, catalogue)
     registry = load_registry(root) if scale.questions else None
     if experiment is not None and (arm is not None or experiment not in scale.experiments):
-        scale.run(experiment, arm or "", 0)  # refuses a name that is not there
+        scale.run(experiment, arm or "", 0)  # raises for an unknown name
     wanted = dict.fromkeys(scale.identical(name, one) for name, settings in scale.experiments.items()
                            for one in settings.arms if experiment in (None, name) and arm in (None, one))
     found = [plan_run(scale, scale.run(*names, 0), shape, catalogue, config_dir, _pool(scale, registry, names[0]))
@@ -119,7 +119,7 @@ def make_plan(scale: Scale, root: Path, experiment: str | None = None, arm: str 
 
 
 def _pool(scale: Scale, registry: Registry | None, experiment: str) -> int | None:
-    """Training questions of an experiment as published; None where they are made here."""
+    """Number of training questions of an experiment in the published data; None for generated questions."""
     if scale.questions is None or registry is None:
         return None
     rows = [sum(file.rows[data] for _, _, file in registry.files_of(data, "train"))
@@ -130,7 +130,7 @@ def _pool(scale: Scale, registry: Registry | None, experiment: str) -> int | Non
 
 def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, config_dir: Path,
              pool: int | None) -> RunPlan:
-    """The plan of one arm."""
+    """Plan one arm. ``pool`` is the number of training questions, if known."""
     estimator = make_estimator(run.algorithm, run.training)
     critic, reference = estimator.uses_critic, run.training.kl_coefficient > 0
     layout = _layout(run, config_dir)
@@ -164,26 +164,26 @@ def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, c
 
 
 def _layout(run: RunConfig, config_dir: Path) -> str:
-    """The ``distributed_type`` of accelerate's file; NO without one.
+    """The ``distributed_type`` in accelerate's file; "NO" without a file.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: the file does not exist.
     """
     if run.launch.accelerate is None:
         return "NO"
     path = config_dir / "accelerate" / f"{run.launch.accelerate}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
-        raise ConfigError(f"launch.accelerate = {run.launch.accelerate!r}: no file {path}", f"known: {known}")
+        raise ConfigError(f"launch.accelerate = {run.launch.accelerate!r}: {path} does not exist", f"known: {known}")
     return str(read_mapping(path).get("distributed_type", "NO"))
 
 
 def _faults(run: RunConfig, shape: Shape, held: Memory, load: Workload, gpu: Gpu | None, critic: bool,
             layout: str) -> Iterator[str]:
-    """Why a run cannot be made, each with the key to change."""
+    """Faults of a run, each with the key to change."""
     task, training, engine, launch = run.task, run.training, run.engine, run.launch
     if task.max_context_tokens > shape.longest:
-        yield f"task.max_context_tokens = {task.max_context_tokens}: the policy takes {shape.longest}"
+        yield f"task.max_context_tokens = {task.max_context_tokens}: the policy's limit is {shape.longest}"
     if (asked := training.trajectories_per_step) is not None and asked < load.leaves:
         key = "tree_branching" if any(b > 1 for b in load.branching[1:]) else "group_size"
         yield (f"training.trajectories_per_step = {asked}: one question has {load.leaves} trajectories;"
@@ -191,9 +191,11 @@ def _faults(run: RunConfig, shape: Shape, held: Memory, load: Workload, gpu: Gpu
     if training.minibatches > load.trajectories:
         yield f"training.minibatches = {training.minibatches}: a step has {load.trajectories} trajectories"
     if layout == "DEEPSPEED" and critic:
-        yield f"launch.accelerate = {launch.accelerate!r}: DeepSpeed trains one model, {run.arm} has a critic; use FSDP"
+        yield (f"launch.accelerate = {launch.accelerate!r}: DeepSpeed trains one model, but {run.arm} has a critic;"
+               " use FSDP")
     if layout == "NO" and launch.processes > 1:
-        yield f"launch.accelerate = {launch.accelerate!r}: is for one process; launch.processes = {launch.processes}"
+        yield (f"launch.accelerate = {launch.accelerate!r}: for one process only, but launch.processes ="
+               f" {launch.processes}")
     if engine.kind == "vllm":
         if engine.mode == "colocate" and launch.processes % engine.tensor_parallel:
             yield (f"engine.tensor_parallel = {engine.tensor_parallel}: does not divide launch.processes ="
@@ -207,15 +209,16 @@ def _faults(run: RunConfig, shape: Shape, held: Memory, load: Workload, gpu: Gpu
     if peak > capacity:
         parts = held.gpu[moment]
         part = max((name for name in parts if name in REMEDIES), key=lambda name: parts[name])
-        yield (f"{peak / GIB:.1f} GiB on a {launch.gpu} with {gpu.memory_gib} GiB in {moment}, {part} the largest part"
-               f" with {parts[part] / GIB:.1f}; {REMEDIES[part]}")
+        yield (f"{moment} needs {peak / GIB:.1f} GiB, a {launch.gpu} has {gpu.memory_gib} GiB; largest part: {part},"
+               f" {parts[part] / GIB:.1f} GiB; {REMEDIES[part]}")
     if held.cache_tokens is not None and held.cache_tokens < task.max_context_tokens:
-        yield (f"engine.gpu_memory_utilization = {engine.gpu_memory_utilization}: holds the weights and a cache of"
+        yield (f"engine.gpu_memory_utilization = {engine.gpu_memory_utilization}: leaves room for a cache of"
                f" {max(held.cache_tokens, 0):.0f} tokens, fewer than task.max_context_tokens ="
                f" {task.max_context_tokens}; raise it, or engine.tensor_parallel")
     if (server := sum(held.server.values())) > capacity:
-        yield f"engine.gpu_memory_utilization = {engine.gpu_memory_utilization}: {server / GIB:.1f} GiB on its own GPU"
+        yield (f"engine.gpu_memory_utilization = {engine.gpu_memory_utilization}: {server / GIB:.1f} GiB do not fit"
+               " on a sampling GPU")
     when, host = held.host_peak
     if launch.host_memory_gib is not None and host > GIB * launch.host_memory_gib:
-        yield (f"launch.host_memory_gib = {launch.host_memory_gib:g}: {host / GIB:.0f} GiB of a node's memory while"
-               f" {when}; launch.offload: less, or launch.nodes: more")
+        yield (f"launch.host_memory_gib = {launch.host_memory_gib:g}: {when} needs {host / GIB:.0f} GiB of a node's"
+               f" memory; launch.offload: less, or launch.nodes: more")

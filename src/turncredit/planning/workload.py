@@ -1,7 +1,7 @@
-"""Batch arithmetic: what one training step samples, reads and trains, and how much computing that is.
+"""Batch sizes, floating-point operations and time of a training step and of a whole run.
 
-A trajectory's length is not known before it is sampled: counts are made for the trajectory that
-``config/models.yaml`` assumes, memory for the longest that the configuration allows.
+A trajectory's length is unknown before it is sampled. Counts use the typical trajectory of ``config/models.yaml``;
+memory (``memory.py``) uses the longest that the configuration allows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from turncredit.planning.catalogue import Assumptions, Shape
 
 @dataclass(frozen=True)
 class Workload:
-    """One step of a run, and all of them.
+    """Counts of one step, and of the whole run where noted.
 
     Attributes:
-        branching: actions from each state, for every turn.
-        questions, trajectories: of a step; ``leaves`` trajectories a question.
-        sampled_tokens: of a step, shared turns once.
-        read_tokens: prompts and observations of a step, shared ones once.
-        row_tokens: of one trajectory, prompt and observations included.
-        row_loss_tokens: sampled ones of it.
-        micro_batches: of one minibatch on one process.
+        branching: actions sampled from each state, for every turn.
+        leaves: trajectories per question.
+        questions, trajectories: per step.
+        sampled_tokens: per step; shared turns count once.
+        read_tokens: tokens of prompts and observations per step; shared ones count once.
+        row_tokens: tokens of one trajectory, prompt and observations included.
+        row_loss_tokens: sampled tokens of one trajectory.
+        micro_batches: per minibatch and process.
         optimizer_steps: of the whole run.
-        epochs: passes over the training questions; None where their number is not known.
+        epochs: passes of the whole run over the training questions; None if their number is unknown.
     """
 
     branching: tuple[int, ...]
@@ -44,13 +45,13 @@ class Workload:
 
 
 def workload(run: RunConfig, branching: Sequence[int], pool: int | None, assumed: Assumptions) -> Workload:
-    """The batch arithmetic of a run.
+    """Count what one step of a run samples, reads and trains.
 
     Args:
-        run: resolved.
-        branching: see ``Workload``; of the run's estimator.
-        pool: training questions of an epoch, or None.
-        assumed: the length of a trajectory.
+        run: the resolved configuration.
+        branching: of the run's estimator; see ``Workload``.
+        pool: number of training questions, or None.
+        assumed: the typical trajectory.
     """
     task, training = run.task, run.training
     turns = min(assumed.turns, task.max_turns)
@@ -79,13 +80,13 @@ def workload(run: RunConfig, branching: Sequence[int], pool: int | None, assumed
 
 
 def forward_flops(shape: Shape, tokens: float, context: float, logits: float = 0) -> float:
-    """Floating-point operations of a forward pass: two a weight and token, and attention over the context.
+    """Floating-point operations of a forward pass: two per weight and token, and attention over the context.
 
     Args:
         shape: the model.
-        tokens: that pass the layers.
-        context: tokens that each of them attends to, on average.
-        logits: tokens for which the output matrix is used.
+        tokens: tokens that pass through the layers.
+        context: average number of tokens that each attends to.
+        logits: tokens for which logits are computed.
     """
     return tokens * (2 * shape.layers * shape.layer + 4 * shape.layers * shape.width * context) + \
         2 * shape.head * logits
@@ -93,14 +94,14 @@ def forward_flops(shape: Shape, tokens: float, context: float, logits: float = 0
 
 @dataclass(frozen=True)
 class Hours:
-    """Time of a whole run by part, in hours of the clock, and how many GPUs it holds all the while.
+    """Wall-clock time of a whole run in hours, by part, and the number of GPUs it occupies.
 
     Attributes:
-        sampling: prompts are read and turns decoded, validations included.
-        scoring: reference and critic before an update.
+        sampling: reading prompts and decoding turns, validations included.
+        scoring: reference and critic before each update.
         update: forward, backward and optimiser.
-        traffic: offloaded weights and gradients between host and GPU.
-        gpus: of training and, apart from it, of sampling.
+        traffic: transfer of offloaded weights and gradients between host and GPU.
+        gpus: for training plus for a sampling server.
     """
 
     sampling: float
@@ -111,18 +112,18 @@ class Hours:
 
     @property
     def clock(self) -> float:
-        """Hours from start to end; parts follow one another."""
+        """Hours from start to end; the parts do not overlap."""
         return self.sampling + self.scoring + self.update + self.traffic
 
     @property
     def gpu_hours(self) -> float:
-        """What is paid for."""
+        """GPU hours: wall-clock hours times GPUs."""
         return self.clock * self.gpus
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What one GPU does in a second, and what is moved to and from it."""
+    """Per second of one GPU: operations, bytes of its memory, bytes to and from the host."""
 
     flops: float
     memory_bytes: float
@@ -131,10 +132,10 @@ class Speed:
 
 def decode_seconds(run: RunConfig, shape: Shape, speed: Speed, *, trajectories: float, steps: float, context: float,
                    ) -> float:
-    """Seconds in which trajectories take ``steps`` tokens each: every step reads the weights and the cache once.
+    """Seconds to decode ``steps`` tokens of each trajectory; each step reads the weights and the cache once.
 
-    Sequences run side by side, ``engine.max_sequences`` on each copy of the policy; computing takes over where it is
-    slower than reading.
+    ``engine.max_sequences`` sequences run concurrently on each copy of the policy. A step takes the longer of
+    reading and computing.
     """
     engine = run.engine
     gpus = engine.gpus if engine.mode == "server" else run.launch.processes
@@ -149,15 +150,15 @@ def decode_seconds(run: RunConfig, shape: Shape, speed: Speed, *, trajectories: 
 
 def hours(run: RunConfig, load: Workload, shape: Shape, speed: Speed, *, critic: bool, reference: bool, sharded: bool,
           validations: int) -> Hours:
-    """Time of a run.
+    """Estimate the time of a run.
 
     Args:
-        run, load: the run and its batch arithmetic.
-        shape: of the policy; the critic has its backbone.
-        speed: of one GPU, already at the shares that are assumed.
-        critic, reference: whether there is one.
-        sharded: whether weights are cut over processes (then offloaded weights travel with every pass).
-        validations: episodes of all validations together.
+        run, load: the run and its workload.
+        shape: of the policy; the critic has the same backbone.
+        speed: of one GPU, after the assumed shares of its peak.
+        critic, reference: whether the run has one.
+        sharded: whether weights are sharded (then offloaded weights move to the GPU for every pass).
+        validations: number of validation episodes in the whole run.
     """
     training, engine = run.training, run.engine
     processes = run.launch.processes
@@ -169,7 +170,7 @@ def hours(run: RunConfig, load: Workload, shape: Shape, speed: Speed, *, critic:
     reading = forward_flops(shape, load.read_tokens, context) / (sampling_gpus * speed.flops)
     validation = 0.0 if not validations else decode_seconds(
         run, shape, speed, trajectories=validations, steps=load.row_loss_tokens, context=context)
-    passes = 1.0 + 2.0 + float(run.launch.gradient_checkpointing)  # forward, backward, forward again
+    passes = 1.0 + 2.0 + float(run.launch.gradient_checkpointing)  # forward, backward (twice forward), recomputation
     backbone = forward_flops(shape, tokens, context)
     scored = reference * forward_flops(shape, tokens, context, losses) + critic * backbone
     updated = training.inner_epochs * passes * (forward_flops(shape, tokens, context, losses) + critic * backbone)
@@ -177,7 +178,7 @@ def hours(run: RunConfig, load: Workload, shape: Shape, speed: Speed, *, critic:
     if sharded and {"parameters", "optimizer"} & {*run.launch.offload}:
         micro = load.micro_batches * training.minibatches
         modules = shape.parameters + critic * shape.backbone
-        # to the GPU for each pass over a micro-batch, the gradient back; 4 bytes a weight, one part of it a process
+        # each process moves its shard, 4 bytes per weight: to the GPU for each pass over a micro-batch, gradients back
         per_pass = 4 * modules / processes
         moved = training.inner_epochs * micro * per_pass * 3 + micro * 4 * (
             reference * shape.parameters + critic * shape.backbone) / processes

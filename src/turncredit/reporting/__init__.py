@@ -1,1 +1,1 @@
-"""From run files to statistics, tables, figures and the audit. Reads files; imports nothing that trains."""
+"""Reports: reads run files and writes statistics, tables, figures and the audit. Imports nothing that trains."""

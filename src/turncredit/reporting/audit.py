@@ -1,10 +1,9 @@
-"""The audit: one row for each claim, each of its comparisons and each reported number.
+"""The audit: one row for each claim, each comparison of a claim and each reported number.
 
-A reported number is *not comparable* unless model, data, retriever and k are the paper's (``comparable``);
-where an arm, metric and data set of ours are its analogue, our number stands beside it and the note
-says what it is. A comparable number agrees if it lies in our interval. A number that the paper does not print has a
-row where ours has one to show. The comparisons of the claims were fixed in
-``paper_tables/reported/claim_tests.csv`` before any run.
+A reported number is *comparable* only if our model, data, retriever and k are the paper's (``comparability``). Where an
+arm, metric and data set of ours are analogous, our number stands beside the reported one and the note names the
+analogue. A comparable number *agrees* if it lies in our interval. A number that the paper does not print has a row if
+we have one. The comparisons were fixed in ``paper_tables/reported/claim_tests.csv`` before any run.
 """
 
 from __future__ import annotations
@@ -20,17 +19,16 @@ from turncredit.reporting import statistics
 from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.claims import Comparison, claim_verdict, compare, tally
 from turncredit.reporting.comparability import differences
-from turncredit.reporting.render import number
 from turncredit.reporting.reported import Claim, Reported, Value
 from turncredit.reporting.runs import Runs
-from turncredit.reporting.scores import ArmRuns, Results, sources
+from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, sources
 from turncredit.reporting.statistics import Estimate
-from turncredit.reporting.tables import METRIC_WORDS
+from turncredit.reporting.tables.render import number
 
 NOT_COMPARABLE, NOT_REPORTED = "not comparable", "not reported"
 AGREES, ABOVE, BELOW = "agrees", "ours is higher", "ours is lower"
 _NOTHING = "no analogue here"
-_DIFFERENCE = "component_exact_match_difference"  # the paper's text: MT-GRPO less GRPO-MR
+_DIFFERENCE = "component_exact_match_difference"  # in the paper's text: MT-GRPO minus GRPO-MR
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +39,16 @@ class Entry:
         kind: a reported value, a claim, or one comparison of a claim.
         id: value_id, claim number, or claim number and part.
         what: the row in words.
-        place: where in the paper, or what is compared.
-        reported: the reported number, "not reported", or what a comparison should show.
-        ours: our number; None where nothing was run.
-        low, high: its 95 % interval; None where there is none.
-        seeds: seeds of each arm.
-        runs: whose runs: fresh, shipped, or imported with a label.
-        verdict: supported, contradicted, inconclusive, by construction, not run; of a value: not comparable, not
-            reported, not run, agrees, ours is higher, ours is lower, or inconclusive where a single seed has no
-            interval.
-        note: the reason, the analogue, or how the comparisons of a claim came out.
+        place: place in the paper, or what is compared.
+        reported: the reported number, "not reported", or the claimed side of a comparison.
+        ours: our number; None if nothing was run.
+        low, high: its 95 % interval; None if there is none.
+        seeds: number of seeds of each arm.
+        runs: origin of the runs: fresh, shipped, or imported with a label.
+        verdict: of a claim or comparison: supported, contradicted, inconclusive, by construction, not run; of a
+            value: not comparable, not reported, not run, agrees, ours is higher, ours is lower, or inconclusive
+            (a single seed has no interval).
+        note: the reason, the analogue, or the verdict counts of a claim's comparisons.
     """
 
     kind: Literal["value", "claim", "comparison"]
@@ -68,7 +66,7 @@ class Entry:
 
     @property
     def shown(self) -> str:
-        """Our number and its interval, or a dash."""
+        """Our number with its interval; "-" if there is none."""
         if self.ours is None:
             return "-"
         interval = "" if self.low is None or self.high is None else f" [{number(self.low)}, {number(self.high)}]"
@@ -76,10 +74,10 @@ class Entry:
 
 
 def audit(runs: Mapping[str, Runs], scale: Scale, reported: Reported) -> list[Entry]:
-    """All rows: the claims with their comparisons under them, then the reported numbers.
+    """All rows: each claim followed by its comparisons, then the reported numbers.
 
     Raises:
-        DataError: a metric or data set that the runs' files lack.
+        DataError: the runs' files lack a metric or data set.
     """
     results = Results(scale, runs)
     entries: list[Entry] = []
@@ -91,7 +89,7 @@ def audit(runs: Mapping[str, Runs], scale: Scale, reported: Reported) -> list[En
 
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
-    """The rows as a data frame, in the columns of ``Entry``."""
+    """The rows as a data frame with the columns of ``Entry``."""
     return pd.DataFrame([asdict(entry) for entry in entries], columns=list(Entry.__dataclass_fields__))
 
 
@@ -129,7 +127,7 @@ def _value(value: Value, results: Results, reported: Reported) -> Entry:
 
 
 def _agreement(value: Value, found: Estimate | None, label: str, scale: Scale) -> str:
-    """How our number stands to a reported one; the paper prints no interval of its own."""
+    """The verdict on a reported number. The paper prints no intervals, so ours alone decides."""
     if value.value is None:
         return NOT_REPORTED
     if label == _NOTHING or differences(scale, _experiment(value)):
@@ -146,7 +144,7 @@ def _experiment(value: Value) -> str:
 
 
 def _words(metric: str) -> str:
-    return METRIC_WORDS.get(metric, metric.removeprefix("component_").replace("_", " "))
+    return METRIC_LABELS.get(metric, metric.removeprefix("component_").replace("_", " "))
 
 
 def _numbers(found: Estimate | None) -> tuple[float | None, float | None, float | None, str]:
@@ -156,13 +154,13 @@ def _numbers(found: Estimate | None) -> tuple[float | None, float | None, float 
 
 
 def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[ArmRuns], Estimate | None, str]:
-    """Our arms and number that stand for a reported one, and what they are; or why there is none."""
+    """Our analogue of a reported number: its arms, the estimate, and a note that names it or says why there is none."""
     experiment = _experiment(value)
     name = reported.datasets[value.dataset].here(results.scale)
     groups = {"out_of_domain": results.scale.out_of_domain, "all": results.datasets}
     datasets = groups.get(name, tuple(name.split("|")))
     public = {found.label: key for key, found in results.scale.checkpoints.items()}
-    if value.method in public:  # the paper's row is this very policy
+    if value.method in public:  # a released checkpoint, evaluated here
         arm = results.base(public[value.method], experiment) if {*datasets} <= {*results.scale.datasets} else None
         label = f"ours: {results.scale.checkpoints[public[value.method]].path_or_id}"
         return ([], None, f"{label}: not run") if arm is None else (

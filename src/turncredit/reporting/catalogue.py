@@ -1,7 +1,7 @@
-"""Which figures and tables there are, and the experiments that each reads.
+"""Names of all figures and tables, with the experiments each one reads.
 
-The workflow reads this at every start, so it imports nothing of what draws: ``figures.BUILDERS`` and
-``tables.BUILDERS`` have a function for each name. A figure's caption in the report is ``workflow/report/<name>.rst``.
+The workflow imports this module at every start, so it imports no plotting code. ``figures.builders`` and
+``tables.builders`` hold one function for each name; ``workflow/report/<name>.rst`` is a figure's caption.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError
 
-BASE = "base"  # the pseudo-experiment that holds the evaluations of the untrained policies
+BASE = "base"  # pseudo-experiment: evaluations of the untrained policies
 
 FIGURES: dict[str, tuple[str, ...]] = {
     "fig1_tool_use": ("two_turn",),
@@ -41,28 +41,29 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 
 def check_folders(page: str, reads: Collection[str], folders: Sequence[Path], scale: Scale, root: Path, target: str, *,
-                  whole: bool = False) -> None:
-    """Refuse to make a page of nothing, which would say "not run" in the place of a good one.
+                  complete: bool = False) -> None:
+    """Check that a page gets the runs it reads, so that no empty page overwrites a good one.
 
     Args:
-        page: its name, for the message.
-        reads: experiments that it reads, of this scale or not; a page that reads none wants no folder.
-        folders: of collected runs; each has its experiment's name.
-        scale: whose runs they are.
+        page: its name, for the error message.
+        reads: experiments it reads; if empty, no folder is needed. Experiments that the scale lacks are skipped.
+        folders: folders of collected runs, each named after its experiment.
+        scale: the scale of the runs.
         root: the clone.
-        target: what Snakemake makes the page by.
-        whole: whether it wants all that it reads, and not only some.
+        target: the Snakemake target that makes the page.
+        complete: require the runs of every experiment; by default one is enough.
 
     Raises:
-        ConfigError: no folder of what it reads, or with ``whole`` not all of them; or the scale has no such experiment.
+        ConfigError: no folder of the experiments was passed (with ``complete``: one is missing), or the scale has
+            none of them.
     """
     known = [name for name in reads if name == BASE or name in scale.experiments]
     if reads and not known:
         raise ConfigError(f"{page} reads the runs of {', '.join(reads)}, and scale {scale.name!r} has none",
-                          "name another scale, or add the experiment to this one")
+                          "use another scale, or add the experiment to this one")
     missing = [name for name in known if name not in {folder.name for folder in folders}]
-    if missing and (whole or missing == known):
+    if missing and (complete or missing == known):
         shipped, fresh = Path("results/shipped", scale.name), Path("results", scale.name)
         shown = [str((shipped if (root / shipped / name).exists() else fresh) / name) for name in missing]
-        raise ConfigError(f"{page} reads the runs of {', '.join(missing)}, and no folder of theirs is named",
-                          f"name them: {' '.join(shown)}; or let the workflow find them: snakemake --cores 2 {target}")
+        raise ConfigError(f"{page} reads the runs of {', '.join(missing)}; pass their folders",
+                          f"add {' '.join(shown)}, or let the workflow find them: snakemake --cores 2 {target}")

@@ -1,21 +1,21 @@
-"""The claims, tested: each comparison of claim_tests.csv becomes an estimate and a verdict.
+"""Tests the paper's claims: each line of claim_tests.csv gives comparisons, each with an estimate and a verdict.
 
-Statistics (one value a seed, averaged over data sets where there are several):
+Statistics (one value per seed, averaged over data sets if there are several):
 
-- ``final``: a metric of the final evaluation; ``hops_gap``: the same, over questions of several hops
-  less over questions of one;
-- ``validation``, ``training``: mean of a curve over a window of the training steps;
-- ``fall``: mean of a training curve over a first window less that over a second;
-- ``drop``: the best validation less the last;
-- ``collapsed``: 1 if validation ends below half of its best and at least 0.1 below it (shares of
-  seeds, with score intervals);
-- ``per_question``: a count of metrics.csv divided by the questions of its step;
-- ``sd_final``, ``sd_validation``, ``sd_training``: ratio of the standard deviations over seeds.
+- ``final``: a metric of the final evaluation;
+- ``hops_gap``: that metric over multi-hop questions minus over one-hop questions;
+- ``validation``, ``training``: mean of a curve over a window of training steps;
+- ``fall``: mean of a training curve over a first window minus the mean over a second window;
+- ``drop``: the best validation score minus the last;
+- ``collapsed``: 1 if validation ends below half of its best and at least 0.1 below it, else 0. Shares of seeds get
+  score intervals;
+- ``per_question``: a count in metrics.csv divided by the number of questions;
+- ``sd_final``, ``sd_validation``, ``sd_training``: ratio of standard deviations over seeds.
 
-With two arms the difference a - b is estimated (the ratio a / b for ``sd_*``), with one its value. The
-verdict is ``supported`` if the whole interval is beyond the threshold in the claimed direction,
-``contradicted`` if it is beyond it in the other, else ``inconclusive``; without runs, ``not run``. What
-a test shows of the code, whatever the runs, is ``by construction`` and no finding.
+With two arms the estimate is the difference a - b (for ``sd_*`` the ratio a / b), with one arm its value. Verdicts:
+``supported`` if the whole interval lies beyond the threshold on the claimed side, ``contradicted`` if it lies on the
+other side, else ``inconclusive``; ``not run`` without runs; ``by construction`` for a property of the code, which a
+test shows whatever the runs are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLLAPSE_SHARE, COLLAPSE_LOSS = 0.5, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tested comparison; ``estimate`` is None where nothing was measured."""
+    """One comparison and its verdict; ``estimate`` is None where nothing was measured."""
 
     test: ClaimTest
     metric: str
@@ -52,22 +52,22 @@ class Comparison:
     note: str
 
 
-class _NotMeasured(Exception):
-    """These runs cannot answer: no step in the window, no such data set at this scale."""
+class NotMeasured(Exception):
+    """The runs cannot answer: no step lies in the window, or the scale lacks the data set."""
 
 
 def compare(test: ClaimTest, results: Results) -> list[Comparison]:
-    """All comparisons that a line of claim_tests.csv stands for.
+    """All comparisons of one line of claim_tests.csv: the product of its metrics, arms and data sets.
 
     Raises:
-        DataError: no such statistic; a metric that the files lack.
+        DataError: an unknown statistic, or a metric that the files lack.
     """
     if test.statistic == "none":
         return [Comparison(test, "", "", "", "", None, "not run", "", test.note.removeprefix("not run: "))]
     if test.statistic == "construction":
         return [Comparison(test, "", "", "", "", None, "by construction", "", f"shown by {test.note}")]
     if test.statistic not in _SCORES:
-        raise DataError(f"claim {test.claim_id}{test.part}: no statistic {test.statistic!r}",
+        raise DataError(f"claim {test.claim_id}{test.part}: unknown statistic {test.statistic!r}",
                         nearest(test.statistic, _SCORES))
     named = (*results.datasets,) if test.datasets == "each" else (test.datasets,)
     return [_compare(test, results, *names)
@@ -75,9 +75,10 @@ def compare(test: ClaimTest, results: Results) -> list[Comparison]:
 
 
 def claim_verdict(comparisons: Sequence[Comparison]) -> Verdict:
-    """Every comparison must hold; a claim that holds by construction, in whole or in part, is not called supported.
+    """The verdict of a claim: every comparison must hold.
 
-    Parts that no scale of this project can run are left out, and shown.
+    A claim that holds by construction, wholly or in part, is never called supported. Parts that this project cannot
+    test at any scale are ignored.
     """
     tested = [c.verdict for c in comparisons if c.test.statistic != "none"]
     if not tested or all(v == "not run" for v in tested):
@@ -90,7 +91,7 @@ def claim_verdict(comparisons: Sequence[Comparison]) -> Verdict:
 
 
 def decide(found: Estimate, direction: str, threshold: float) -> Verdict:
-    """The verdict of an interval.
+    """The verdict of a comparison, by where the interval lies.
 
     >>> decide(Estimate(0.2, 0.1, 0.3, (3, 3)), "greater", 0), decide(Estimate(0.2, -0.1, 0.5, (3, 3)), "greater", 0)
     ('supported', 'inconclusive')
@@ -121,7 +122,7 @@ def _compare(test: ClaimTest, results: Results, metric: str, arm_a: str, arm_b: 
         datasets = _columns(dataset, results, test.experiment)
         samples = [_SCORES[test.statistic](arm, test, metric, datasets) for arm in here]
         samples = [_gap(sample, dataset) for sample in samples]
-    except _NotMeasured as error:
+    except NotMeasured as error:
         return Comparison(test, metric, arm_a, arm_b, dataset, None, "not run", "", str(error))
     estimate = _estimate(test.statistic, samples)
     note = test.note
@@ -142,12 +143,12 @@ def _estimate(statistic: str, samples: Sequence[Array]) -> Estimate:
 
 
 def _columns(dataset: str, results: Results, experiment: str) -> tuple[str, ...]:
-    """Data sets that a word of claim_tests.csv stands for; ``a-b`` is the gap between two."""
+    """Data sets named in claim_tests.csv: ``all``, ``in``, ``out``, one set, or ``a-b`` for the gap between two."""
     named = {"all": results.datasets, "in": results.scale.in_domain, "out": results.scale.out_of_domain, "": ()}
     found = named.get(dataset, tuple(results.stand_in(word, experiment) for word in dataset.split("-")))
     for name in found:
         if name not in results.scale.datasets:
-            raise _NotMeasured(f"no data set {name} at scale {results.scale.name}")
+            raise NotMeasured(f"no data set {name} at scale {results.scale.name}")
     return found
 
 
@@ -164,26 +165,27 @@ def _hops_gap(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str
 
 
 def _validation(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return np.stack([_window(arm, f"validation_{d}_{metric}", test.first).mean(axis=1) for d in datasets], axis=1)
+    curves = [windowed_curve(arm, f"validation_{d}_{metric}", test.first) for d in datasets]
+    return np.stack([curve_S_T.mean(axis=1) for curve_S_T in curves], axis=1)
 
 
 def _training(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return _window(arm, metric, test.first).mean(axis=1, keepdims=True)
+    return windowed_curve(arm, metric, test.first).mean(axis=1, keepdims=True)
 
 
 def _fall(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    first, second = _window(arm, metric, test.first), _window(arm, metric, test.second)
+    first, second = windowed_curve(arm, metric, test.first), windowed_curve(arm, metric, test.second)
     return first.mean(axis=1, keepdims=True) - second.mean(axis=1, keepdims=True)
 
 
 def _drop(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    curves = [_window(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets]
+    curves = [windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets]
     return np.stack([curve_S_T.max(axis=1) - curve_S_T[:, -1] for curve_S_T in curves], axis=1)
 
 
 def collapsed(arm: ArmRuns, metric: str, datasets: Sequence[str]) -> Array:
-    """``flag_S_1``: 1 for each seed whose validation, averaged over data sets, ends far below its best."""
-    curve_S_T = np.mean([_window(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
+    """``flag_S_1``: 1 for each seed whose validation score, averaged over data sets, ends far below its best."""
+    curve_S_T = np.mean([windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
     best_S, last_S = curve_S_T.max(axis=1), curve_S_T[:, -1]
     fell = (last_S < COLLAPSE_SHARE * best_S) & (last_S <= best_S - COLLAPSE_LOSS)
     return np.asarray(fell[:, None], dtype=float)
@@ -194,32 +196,38 @@ def _collapsed(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[st
 
 
 def _per_question(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    count, questions = (_window(arm, column, (0, 1)).sum(axis=1, keepdims=True) for column in (metric, "questions"))
+    count, questions = (windowed_curve(arm, column, (0, 1)).sum(axis=1, keepdims=True)
+                        for column in (metric, "questions"))
     return count / questions
 
 
 def _validation_columns(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return np.concatenate([_window(arm, f"validation_{d}_{metric}", test.first) for d in datasets], axis=1)
+    return np.concatenate([windowed_curve(arm, f"validation_{d}_{metric}", test.first) for d in datasets], axis=1)
 
 
 def _training_columns(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return _window(arm, metric, test.first)
+    return windowed_curve(arm, metric, test.first)
 
 
-def _window(arm: ArmRuns, column: str, window: tuple[float, float] | None) -> Array:
-    """``value_S_T`` of a column at the steps inside a window, given as fractions of the last step."""
+def windowed_curve(arm: ArmRuns, column: str, window: tuple[float, float] | None) -> Array:
+    """``value_S_T`` of a column at the steps inside a window, in fractions of the last step.
+
+    Raises:
+        DataError: the claim's test lacks the window.
+        NotMeasured: no training metrics, no such column, or no step with a value for every seed.
+    """
     if window is None:
         raise DataError(f"claim_tests.csv: {column!r} needs a window of steps", "fill the columns first and second")
     if arm.metrics.empty:
-        raise _NotMeasured(f"{arm.experiment}/{arm.arm}: evaluated only, no metrics of training ({arm.source})")
+        raise NotMeasured(f"{arm.experiment}/{arm.arm}: evaluated only, no metrics of training ({arm.source})")
     if column not in arm.metrics.columns:
-        raise _NotMeasured(f"{arm.experiment}/{arm.arm} has no column {column}")
+        raise NotMeasured(f"{arm.experiment}/{arm.arm} has no column {column}")
     step_T, value_S_T = arm.curve(column)
     fraction_T = step_T / max(arm.steps, 1)
     inside = value_S_T[:, (fraction_T >= window[0]) & (fraction_T <= window[1])]
     inside = inside[:, ~np.isnan(inside).any(axis=0)]
     if inside.shape[1] == 0:
-        raise _NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every seed")
+        raise NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every seed")
     return inside
 
 
@@ -231,7 +239,7 @@ _SCORES: dict[str, _Score] = {
 
 
 def tally(comparisons: Iterable[Comparison]) -> str:
-    """How the comparisons came out, in words.
+    """Counts of the verdicts in words.
 
     >>> tally([])
     ''

@@ -1,4 +1,4 @@
-"""Whether numbers of a scale may be set beside the paper's: same policy, questions, retriever, k and turns."""
+"""Whether numbers of a scale are comparable with the paper's: same policy, questions, retriever, k and turns."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from turncredit.config.load import Scale
 
 POLICY = "Qwen/Qwen2.5-7B"
-_PAPER = {  # experiment -> passages a search, N_max, the corpus or the fetched index, the sets it is tested on
+_PAPER = {  # experiment -> k, N_max, corpora or prebuilt indexes, test sets
     "search": (3, 4, ("wiki-18", "wiki-18-e5-flat"),
                {"nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique"}),
     "two_turn": (1, 2, ("wikipedia-kilt-doc",), {"triviaqa_rc"})}
 
 
 def differences(scale: Scale, experiment: str) -> tuple[str, ...]:
-    """What an experiment of a scale has otherwise than the paper, in words; none: its numbers are comparable.
+    """How an experiment differs from the paper's, in words; empty if its numbers are comparable.
 
-    Batch, steps and learning rates are not looked at: they decide how well a policy is trained, not what is measured.
+    Batch, steps and learning rate are ignored: they decide how well a policy is trained, not what is measured.
     """
     return tuple(_differences(scale, experiment))
 
@@ -28,7 +28,7 @@ def _differences(scale: Scale, experiment: str) -> Iterator[str]:
     k, turns, sources, tested = _PAPER[experiment]
     task, found = scale.experiments[experiment].task, scale.retriever_of(experiment)
     if scale.policy.path_or_id != POLICY or scale.warm_start is not None:
-        yield f"{scale.policy.path_or_id or 'a tiny policy made here'} and not {POLICY.partition('/')[2]}"
+        yield f"{scale.policy.path_or_id or 'a tiny policy made here'} instead of {POLICY.partition('/')[2]}"
     if scale.questions is None:
         yield "questions about countries over a small corpus"
     elif scale.questions.test_questions is not None or not tested <= {*scale.evaluated(experiment)}:
@@ -40,11 +40,11 @@ def _differences(scale: Scale, experiment: str) -> Iterator[str]:
         yield f"passages of {found.corpus or found.prebuilt}"
     for name, here, there in (("k", task.top_k, k), ("N_max", task.max_turns, turns)):
         if here != there:
-            yield f"{name} = {here} and not {there}"
+            yield f"{name} = {here} instead of {there}"
 
 
 def comparability(scale: Scale) -> str:
-    """A sentence for the notes of tables."""
+    """One sentence for table notes: comparable, or what differs."""
     found = {name: differences(scale, name) for name in scale.experiments if name in _PAPER}
     if not any(found.values()):
         return "Comparable with the paper's numbers: same policy, questions, retriever and k"

@@ -1,7 +1,6 @@
-"""What the paper reports: its numbers, its data sets, its claims and how each claim is tested here.
+"""Reads what the paper reports: numbers, data sets and claims, and the test that was fixed for each claim.
 
-All of it stands in ``paper_tables/reported/*.csv``; the tests of the claims were written down there
-before any run was looked at.
+The files are ``paper_tables/reported/*.csv``. The tests of the claims were written before any run.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ _TESTS = ("claim_id", "part", "says", "experiment", "statistic", "metric", "arm_
 _CLAIMS = ("claim_id", "statement", "paper_version", "source", "confidence")
 _DATASETS = ("dataset", "domain", "mark", "analogue", "name", "note")
 _GRANULARITY = ("method", "reward", "advantage", "paper_version", "source", "confidence")
-_REMEDY = "take the file from git again, or mend the row"
+_REMEDY = "restore the file with git checkout, or correct the row"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A cell of the paper: ``value`` is None where the paper prints none."""
+    """One number of the paper; ``value`` is None where the paper prints none."""
 
     value_id: str
     place: str
     method: str
-    algorithm: str  # of the grid; "base" for the untrained policy; "" for a method that is not ours
+    algorithm: str  # an arm of ours, "base" for the untrained policy, "" for a method that we lack
     dataset: str
     metric: str
     step: int | None
@@ -48,23 +47,23 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A data set of the paper and what stands for it at a scale that lacks it."""
+    """A data set of the paper, and its analogue at a scale that lacks it."""
 
     dataset: str
     domain: str  # in | out | all | ""
     mark: str  # the paper's dagger or star
-    analogue: str  # one of our data sets, "out_of_domain", "all", or "" for none
-    name: str  # of the set itself in config/sources.yaml, or several with "|" between; "" for none
+    analogue: str  # a data set of ours, "out_of_domain", "all", or "" for none
+    name: str  # in config/sources.yaml, several joined by "|"; "" for none
     note: str
 
     def here(self, scale: Scale) -> str:
-        """What stands for the set at a scale: the set itself where the scale has it, else its analogue."""
+        """Our name for the set at a scale: the set itself if the scale has it, else its analogue."""
         return self.name if self.name and {*self.name.split("|")} <= {*scale.datasets} else self.analogue
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of the paper, in our words."""
+    """One claim of the paper, in our words."""
 
     claim_id: int
     statement: str
@@ -75,10 +74,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ClaimTest:
-    """One part of a claim and the comparison that decides it (see ``claims.py`` for the statistics).
+    """One part of a claim and the comparison that decides it; ``claims.py`` lists the statistics.
 
-    ``statistic`` none: not tested at this scale, ``note`` says why; construction: true by
-    construction, ``note`` names the test that shows it.
+    Two further statistics: ``none`` (not tested; ``note`` says why) and ``construction`` (true by construction;
+    ``note`` names the test that shows it).
     """
 
     claim_id: int
@@ -88,9 +87,9 @@ class ClaimTest:
     statistic: str
     metrics: tuple[str, ...]
     arms_a: tuple[str, ...]
-    arms_b: tuple[str, ...]  # empty: the statistic of arm a against the threshold
+    arms_b: tuple[str, ...]  # empty: arm a alone is compared with the threshold
     datasets: str
-    first: tuple[float, float] | None  # window, as fractions of the training steps
+    first: tuple[float, float] | None  # window, in fractions of the training steps
     second: tuple[float, float] | None
     direction: str  # greater | less | similar
     threshold: float
@@ -108,15 +107,15 @@ class Reported:
     granularity: tuple[tuple[str, str, str], ...]  # method, reward, advantage (Table 1)
 
     def table(self, place: str, metric: str | None = None) -> list[Value]:
-        """The values of one place of the paper, in the paper's order."""
+        """The numbers of one table or section of the paper, in the paper's order."""
         return [v for v in self.values if v.place == place and metric in (None, v.metric)]
 
 
 def read_reported(folder: Path = FOLDER) -> Reported:
-    """Read and check the five kinds of files.
+    """Read and check all files of ``paper_tables/reported``.
 
     Raises:
-        DataError: a file or column is missing, an id stands twice, a number or word cannot be read.
+        DataError: a missing file or column, a duplicate id, or a cell with an invalid number or word.
     """
     values: list[Value] = []
     for path in sorted(folder.glob("*.csv")):
@@ -125,7 +124,7 @@ def read_reported(folder: Path = FOLDER) -> Reported:
     datasets = {row["dataset"]: Dataset(**row) for _, row in _rows(folder / "datasets.csv", _DATASETS, "dataset")}
     for value in values:
         if value.dataset not in datasets:
-            raise DataError(f"{folder}: {value.value_id}: no dataset {value.dataset!r} in datasets.csv",
+            raise DataError(f"{folder}: {value.value_id}: dataset {value.dataset!r} is not in datasets.csv",
                             nearest(value.dataset, datasets))
     path = folder / "claims.csv"
     claims = [Claim(_integer(row["claim_id"], f"{path}: line {n}"), *(row[k] for k in _CLAIMS[1:]))
@@ -141,13 +140,13 @@ def read_reported(folder: Path = FOLDER) -> Reported:
 
 
 def _rows(path: Path, columns: tuple[str, ...], key: str | None) -> list[tuple[int, dict[str, str]]]:
-    """Rows with exactly these columns, each with its line; ``key`` names each row once."""
+    """(line, cells) of every row, reduced to ``columns``; values of column ``key`` must be unique."""
     cells: pd.DataFrame = read_cells(path)
     for name in columns:
         if name not in cells.columns:
             raise DataError(f"{path}: column {name!r} is missing; {nearest(name, cells.columns)}", _REMEDY)
     if key is not None and cells[key].duplicated().any():
-        raise DataError(f"{path}: {key} {cells[key][cells[key].duplicated()].iloc[0]!r} stands twice", _REMEDY)
+        raise DataError(f"{path}: duplicate {key} {cells[key][cells[key].duplicated()].iloc[0]!r}", _REMEDY)
     records = cells[list(columns)].to_dict("records")
     return [(line_of(cells, n), {str(k): str(v) for k, v in row.items()}) for n, row in enumerate(records)]
 
@@ -179,7 +178,7 @@ def _test(row: dict[str, str], where: str) -> ClaimTest:
 
 def _integer(text: str, where: str) -> int:
     if not text.isdigit():
-        raise DataError(f"{where}: {text!r} is no whole number", _REMEDY)
+        raise DataError(f"{where}: {text!r} is not a whole number", _REMEDY)
     return int(text)
 
 
@@ -189,5 +188,5 @@ def _float(text: str, where: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise DataError(f"{where}: {text!r} is no number", _REMEDY)
+        raise DataError(f"{where}: {text!r} is not a finite number", _REMEDY)
     return number

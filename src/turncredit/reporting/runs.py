@@ -1,8 +1,8 @@
-"""Run files: read, check and collect them.
+"""Reads, checks and collects run files.
 
-One run is a folder ``{experiment}/{arm}/seed-{n}`` with metrics.csv, evaluation.csv and
-manifest.json. ``collect`` joins the runs of one experiment into three files that are small enough
-to ship; ``read_collected`` reads those. Everything later in reporting starts from ``Runs``.
+A run is a folder ``{experiment}/{arm}/seed-{n}`` with metrics.csv, evaluation.csv and manifest.json. ``collect``
+joins the runs of one experiment into three files that are small enough to ship; ``read_collected`` reads them as
+``Runs``, from which all tables, figures and the audit are made.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Runs:
 
     Attributes:
         experiment: its name in the configuration; ``base`` for the untrained policies.
-        metrics: rows of metrics.csv with experiment, arm and seed in front; no rows for ``base``.
-        evaluation: rows of evaluation.csv, likewise.
-        manifests: ``"{arm}/seed-{n}"`` -> manifest; none for ``base``.
-        source: made on this machine (fresh) or committed with the code (shipped); a run that was brought in
-            from elsewhere says so in its manifest (``imported``).
+        metrics: rows of metrics.csv after columns for experiment, arm and seed; no rows for ``base``.
+        evaluation: rows of evaluation.csv after the same columns.
+        manifests: ``"{arm}/seed-{n}"`` -> manifest; empty for ``base``.
+        source: trained on this machine (fresh) or committed with the code (shipped). The manifest of an imported run
+            holds its label (``import_label``).
     """
 
     experiment: str
@@ -64,20 +64,19 @@ class Runs:
 def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
     """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz and manifests.json.
 
-    The cells are copied as they stand, sorted by arm and seed; the same runs give the same bytes. A
-    run of another experiment's arm stands in for the arm that is the ``same_as`` of it, under that
-    arm's name; its manifest keeps telling where it was made. Of ``base`` there are evaluations only.
+    Cells are copied unchanged, sorted by arm and seed; the same runs give the same bytes. An arm with ``same_as``
+    takes the runs of that arm under its own name; their manifests keep the original names. ``base`` has evaluations
+    only.
 
     Args:
         experiment: its name, or ``base``.
-        run_dirs: the runs' folders.
-        out_dir: gets the three files.
-        scale: the configuration that all runs must have been made with.
+        run_dirs: folders of its runs.
+        out_dir: folder for the three files.
+        scale: the configuration; all runs must have been trained with it.
 
     Raises:
-        DataError: a file is missing or breaks its schema; a run has not finished, was made with
-            another configuration or belongs to no arm; a run twice; runs that were evaluated on
-            different questions.
+        DataError: a file is missing or breaks its schema; a run is unfinished, was trained with another
+            configuration, belongs to no arm or is passed twice; runs were evaluated on different questions.
         ConfigError: no such experiment.
     """
     read = _read_base_run if experiment == BASE else _read_run
@@ -87,7 +86,7 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
     for one, other in pairwise(runs):
         if one.order == other.order:
             raise DataError(f"{other.folder}: seed {other.seed} of {other.arm} a second time, after {one.folder}",
-                            "name every run once")
+                            "pass each run once")
     evaluation = _joined([(run, run.evaluation) for run in runs])
     _same_questions(evaluation, out_dir)
     if len({run.manifest.get("evaluation_ids_sha256") for run in runs}) > 1:
@@ -100,17 +99,16 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
 
 
 def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> Runs:
-    """The collected runs in ``folder``.
+    """Read the collected runs of one experiment.
 
     Args:
-        folder: holds metrics.csv, evaluation.csv.gz and manifests.json of one experiment, by whose
-            name it is called.
-        source: where they come from; every table and figure repeats it.
-        scale: if given, the runs must have been made with this configuration.
+        folder: named after the experiment; holds metrics.csv, evaluation.csv.gz and manifests.json.
+        source: origin of the runs, repeated in every table and figure.
+        scale: if given, the runs must have been trained with this configuration.
 
     Raises:
-        DataError: a file is missing or breaks its schema, the files do not belong together, or the
-            runs were made with another configuration.
+        DataError: a file is missing or breaks its schema, the files disagree about which runs there are, or the runs
+            were trained with another configuration.
     """
     experiment = folder.name
     evaluation = _read(folder / "evaluation.csv.gz", collected(EVALUATION))
@@ -131,28 +129,29 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
         where = f"{folder / 'manifests.json'}: {key}"
         config = check_config(manifest, scale, where, mending(folder / "manifests.json", _RETRAIN))
         if scale is not None and key not in {f"{arm}/seed-{config.seed}" for arm in _arms(config, experiment, scale)}:
-            raise DataError(f"{where}: is a run of {config.experiment}/{config.arm}, not of this arm",
+            raise DataError(f"{where}: a run of {config.experiment}/{config.arm}, not of this arm",
                             mending(folder / "manifests.json", _COLLECT))
     return Runs(experiment, metrics, evaluation, manifests, source)
 
 
 def read_folders(folders: Iterable[Path], scale: Scale) -> dict[str, Runs]:
-    """Collected runs by experiment; a folder under ``shipped`` holds shipped runs, any other fresh ones.
+    """Collected runs by experiment. Folders under ``shipped`` hold shipped runs, all others fresh ones.
 
     Raises:
-        DataError: as ``read_collected``, or two folders of one experiment.
+        DataError: see ``read_collected``; or two folders of one experiment.
     """
     found: dict[str, Runs] = {}
     for folder in folders:
         if folder.name in found:
-            raise DataError(f"{folder}: a second folder of experiment {folder.name}", "name every experiment once")
+            raise DataError(f"{folder}: a second folder of experiment {folder.name}",
+                            "pass one folder for each experiment")
         found[folder.name] = read_collected(folder, "shipped" if "shipped" in folder.parts else "fresh", scale)
     return found
 
 
 @dataclass(frozen=True)
 class _Run:
-    """One run folder: checked, its cells still text."""
+    """One checked run folder; cells are still text."""
 
     folder: Path
     experiment: str
@@ -168,47 +167,52 @@ class _Run:
 
 
 def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
-    """A run under the name of each arm of ``experiment`` that it stands for (one, as a rule)."""
+    """A run, once under the name of each arm of ``experiment`` that uses it (usually one)."""
     manifest_path = folder / "manifest.json"
     manifest = _read_json(manifest_path)
     config = check_config(manifest, scale, str(manifest_path))
     if folder.parts[-2:] != (config.arm, f"seed-{config.seed}"):
-        raise DataError(f"{manifest_path}: is of {config.arm}/seed-{config.seed}, not of this folder", _RETRAIN)
+        raise DataError(f"{manifest_path}: belongs to {config.arm}/seed-{config.seed}, not to this folder", _RETRAIN)
     if not manifest.get("ended"):
-        raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it goes on")
+        raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it resumes")
     metrics = _STEPLESS if _evaluated_only(manifest) else read_metrics(folder / "metrics.csv", manifest.get("steps"))
     evaluation = read_cells(folder / "evaluation.csv")
     typed(evaluation, EVALUATION, folder / "evaluation.csv")
     arms = _arms(config, experiment, scale)
     if not arms:
-        raise DataError(f"{folder}: is a run of {config.experiment}/{config.arm}, which is no arm of {experiment}",
-                        "name the runs of one experiment only")
+        raise DataError(f"{folder}: a run of {config.experiment}/{config.arm}, which is not an arm of {experiment}",
+                        "pass runs of one experiment only")
     return [_Run(folder, experiment, arm, config.seed, metrics, evaluation, manifest) for arm in arms]
 
 
 def read_metrics(path: Path, steps: int | None = None) -> pd.DataFrame:
-    """The cells of a run's metrics.csv, a row a step from 0 or 1 on.
+    """The cells of a run's metrics.csv as text: one row per training step, starting at step 0 or 1.
+
+    Args:
+        path: the file.
+        steps: the expected last step; None: not checked.
 
     Raises:
-        DataError: the file breaks its schema, a step is missing, or the last is not ``steps``.
+        DataError: the file breaks its schema, a step is missing, or the last step is not ``steps``.
     """
     cells = read_cells(path)
     found = typed(cells, METRICS, path)["step"].tolist()
     if found != list(range(found[0], found[0] + len(found))) or found[0] > 1 or steps not in (None, found[-1]):
-        raise DataError(f"{path}: column 'step' runs from {found[0]} to {found[-1]} in {len(found)} rows; "
-                        f"the manifest says {steps} steps", _RETRAIN)
+        expected = "" if steps is None else f"; the manifest says {steps} steps"
+        raise DataError(f"{path}: column 'step' runs from {found[0]} to {found[-1]} in {len(found)} rows{expected}",
+                        _RETRAIN)
     return cells
 
 
-def imported(manifest: Mapping[str, Any]) -> str | None:
-    """The label of a run that was made elsewhere; None of one that was made here."""
+def import_label(manifest: Mapping[str, Any]) -> str | None:
+    """The label of an imported run; None for a run trained here."""
     origin = manifest.get("origin")
     return str(origin["label"]) if isinstance(origin, dict) and "label" in origin else None
 
 
 def _evaluated_only(manifest: Mapping[str, Any]) -> bool:
-    """Whether a run came without the metrics of its training."""
-    return imported(manifest) is not None and not manifest["origin"].get("metrics")
+    """Whether a run was imported without training metrics."""
+    return import_label(manifest) is not None and not manifest["origin"].get("metrics")
 
 
 def _no_metrics() -> pd.DataFrame:
@@ -216,10 +220,10 @@ def _no_metrics() -> pd.DataFrame:
 
 
 def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
-    """An untrained policy's evaluation, ``base/{kind}/seed-{n}``.
+    """The evaluation of an untrained policy, ``base/{kind}/seed-{n}``.
 
-    A column ``experiment``, if there is one, names the experiment whose task was played; else it is
-    the scale's first experiment.
+    The optional column ``experiment`` names the experiment whose task was evaluated; without it, that is the
+    scale's first experiment.
     """
     path = folder / "evaluation.csv"
     evaluation = read_cells(path)
@@ -229,12 +233,12 @@ def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
                               key=("experiment", *EVALUATION.key)), path)
     arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
     if not seed.isdigit():
-        raise DataError(f"{folder}: is no folder of a run", "name folders like base/clean/seed-0")
+        raise DataError(f"{folder}: not a run folder", "pass folders like base/clean/seed-0")
     return [_Run(folder, experiment, arm, int(seed), _STEPLESS, evaluation, {})]
 
 
 def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
-    """Arms of ``experiment`` whose runs are those of ``config``: itself, or named so by ``same_as``."""
+    """Arms of ``experiment`` that use the run of ``config``: the arm itself, and arms with ``same_as``."""
     if experiment not in scale.experiments:
         raise ConfigError(f"no experiment {experiment!r} at scale {scale.name!r}",
                           nearest(experiment, scale.experiments))
@@ -243,33 +247,39 @@ def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
 
 
 def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, remedy: str = _RETRAIN) -> RunConfig:
-    """The manifest's configuration; its hash must be its own, and its settings those of ``scale``.
+    """The configuration in a manifest, checked against its own hash and against ``scale``.
+
+    Args:
+        manifest: of a run.
+        scale: the configuration now; None: not compared.
+        where: location of the manifest, for error messages.
+        remedy: what to do about a damaged manifest, for error messages.
 
     Raises:
-        DataError: they are not; ``where`` it stands, and the ``remedy`` of a manifest that is damaged.
+        DataError: the hash is wrong, or a setting differs.
     """
     raw = manifest.get("config")
     if not isinstance(raw, dict):
-        raise DataError(f"{where}: holds no 'config'", remedy)
+        raise DataError(f"{where}: has no 'config'", remedy)
     try:
         config = RunConfig.model_validate(raw)  # a key that is newer than the run takes its default
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{where}: its config is not one of this version: {key}: {first['msg']}", remedy) from error
+        raise DataError(f"{where}: config does not fit this version: {key}: {first['msg']}", remedy) from error
     if config.digest() != manifest.get("config_sha256"):
         raise DataError(f"{where}: config_sha256 is not the hash of its config", remedy)
     if scale is not None:
         now, then = (c.model_dump(mode="json", exclude=set(RUNTIME_KEYS))
                      for c in (scale.run(config.experiment, config.arm, config.seed), config))
         if changed := _changed(then, now):
-            raise DataError(f"{where}: made with {changed[0]}",
-                            "train it again (--config runs=fresh), or undo the change of the configuration")
+            raise DataError(f"{where}: trained with {changed[0]}",
+                            "train again (--config runs=fresh), or revert the configuration")
     return config
 
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Keys whose values differ, each as ``key = then, but now now``."""
+    """Keys whose values differ, each with both values in words."""
     found: list[str] = []
     for key, value in now.items():
         before = then.get(key)
@@ -281,7 +291,11 @@ def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") 
 
 
 def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
-    """Every run of an experiment answers the same questions, whatever the decoding."""
+    """Check that all runs of an experiment were evaluated on the same questions, greedy and sampled.
+
+    Raises:
+        DataError: two runs differ; the message names the first such question.
+    """
     first: dict[str, tuple[str, frozenset[tuple[str, ...]]]] = {}
     for (experiment, arm, seed), rows in evaluation.groupby(["experiment", "arm", "seed"], sort=True):
         for _, decoded in rows.groupby("decoding", sort=True):
@@ -290,12 +304,12 @@ def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
             if asked != same:
                 odd = " ".join(sorted(asked ^ same)[0])
                 raise DataError(f"{where}: {arm}/seed-{seed} and {name} were evaluated on different questions: {odd}",
-                                mending(where, "evaluate both on the same data: remove the older run's folder and "
-                                               "train it again"))
+                                mending(where, "remove the older run's folder and train it again, so that both use "
+                                               "the same data"))
 
 
 def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
-    """The runs' cells under one another, with the run's columns in front."""
+    """All runs' cells in one frame, after columns for experiment, arm and seed."""
     frames = [cells.assign(**({} if "experiment" in cells.columns else {"experiment": run.experiment}),
                            arm=run.arm, seed=str(run.seed)) for run, cells in parts]
     columns = [*RUN, *(name for name in same_columns(frames) if name not in RUN)]
@@ -312,9 +326,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", mending(path, "run snakemake to make it")) from error
     except ValueError as error:
-        raise DataError(f"{path}: no valid JSON: {error}", mending(path, _RETRAIN)) from error
+        raise DataError(f"{path}: not valid JSON: {error}", mending(path, _RETRAIN)) from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: holds no JSON object", mending(path, _RETRAIN))
+        raise DataError(f"{path}: not a JSON object", mending(path, _RETRAIN))
     return content
 
 

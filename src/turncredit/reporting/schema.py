@@ -1,6 +1,6 @@
-"""What a run's CSV files must look like: read as text, checked cell by cell, then typed.
+"""Schemas of a run's CSV files: cells are read as text, checked one by one, then typed.
 
-A fault is a ``DataError`` that names the file, its line, the column, the value and the remedy.
+An invalid cell raises a ``DataError`` that names the file, line, column, value and remedy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Values = np.ndarray[Any, np.dtype[Any]]
 
 
 class Kind(Enum):
-    """What a cell of a column may hold."""
+    """Allowed cells of a column."""
 
     NAME = "a name, not empty"
     TEXT = "any text, or nothing"
@@ -39,10 +39,10 @@ class Schema:
     """Columns of one kind of file.
 
     Attributes:
-        columns: required columns and what their cells hold.
-        key: columns that together name a row: no two rows agree in all of them.
-        remedy: what to do about a file that breaks the schema, if it is not committed (``mending``).
-        after_start: columns that are empty in rows with ``step`` 0 and obey ``columns`` in all others.
+        columns: required columns and the kind of their cells.
+        key: columns whose values together identify a row.
+        remedy: what to do about a broken file that is not committed (``mending``).
+        after_start: columns that may be empty in the row of step 0.
     """
 
     columns: Mapping[str, Kind]
@@ -52,7 +52,7 @@ class Schema:
 
 
 _COMMITTED = {("results", "shipped"), ("paper_tables", "reported")}
-_ROUNDING = 1e-9  # a mean of ones may come out as 1 and a bit
+_ROUNDING = 1e-9  # a mean of ones may exceed 1 by rounding
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError)
 
 RUN = {"experiment": Kind.NAME, "arm": Kind.NAME, "seed": Kind.COUNT}
@@ -81,18 +81,18 @@ EVALUATION = Schema(
 
 
 def collected(schema: Schema) -> Schema:
-    """The schema of the same rows collected over runs: the run's columns in front."""
+    """The schema of collected files: the same rows after columns for experiment, arm and seed."""
     return Schema(columns={**RUN, **schema.columns}, key=(*RUN, *schema.key), after_start=schema.after_start,
                   remedy="collect the runs again")
 
 
 def mending(path: Path, otherwise: str) -> str:
-    """What to do about a faulty file: one that is committed with the clone is in git."""
+    """The remedy for a broken file: restore a committed file with git, otherwise ``otherwise``."""
     return f"git checkout -- {path}" if _COMMITTED & {*pairwise(path.parts)} else otherwise
 
 
 def line_of(cells: pd.DataFrame, row: int) -> int:
-    """The line of a file, from 1, where a row of its cells begins, from 0; a quoted cell may hold line breaks.
+    """The line of a file (from 1) where a row (from 0) begins; quoted cells may contain line breaks.
 
     >>> line_of(pd.DataFrame({"a": ["two\\nlines", "x"], "b": ["1", "2"]}), 1)
     4
@@ -101,10 +101,10 @@ def line_of(cells: pd.DataFrame, row: int) -> int:
 
 
 def read_cells(path: Path) -> pd.DataFrame:
-    """The cells of a CSV file as the text that stands there; an empty cell is ``""``, as all cells of a blank line.
+    """The cells of a CSV file as text; empty cells and blank lines give ``""``.
 
     Raises:
-        DataError: the file is missing, cut off, or no CSV.
+        DataError: the file is missing, truncated, or not CSV.
     """
     try:
         return pd.read_csv(path, dtype=str, keep_default_na=False, na_filter=False, skip_blank_lines=False)
@@ -116,10 +116,10 @@ def read_cells(path: Path) -> pd.DataFrame:
 
 
 def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
-    """The cells as numbers and text, checked against ``schema``. Columns it does not name hold numbers.
+    """The cells as numbers and text, checked against ``schema``. Other columns hold numbers.
 
     Raises:
-        DataError: a missing column, a cell that breaks its column's rule, a repeated row, or no row.
+        DataError: a missing column, an invalid cell, a repeated row, or no rows.
     """
     remedy = mending(path, schema.remedy)
     for name in schema.columns:
@@ -144,7 +144,7 @@ def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
 
 def _parse(cells: pd.DataFrame, name: str, kind: Kind, schema: Schema, path: Path,
            exempt: Values | None = None) -> Values:
-    """One column, typed and checked; ``exempt`` marks the rows where it may be empty."""
+    """One column, typed and checked; cells may be empty in rows marked by ``exempt``."""
     text = cells[name].to_numpy(dtype=object)
     empty = text == ""
     if kind in (Kind.TEXT, Kind.NAME):
@@ -162,13 +162,13 @@ def _parse(cells: pd.DataFrame, name: str, kind: Kind, schema: Schema, path: Pat
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         shown = "is empty" if empty[row] else f"is {text[row]!r}"
-        raise DataError(f"{path}: line {line_of(cells, row)}, column {name!r} {shown}; it must hold {kind.value}",
+        raise DataError(f"{path}: line {line_of(cells, row)}, column {name!r} {shown}; expected {kind.value}",
                         mending(path, schema.remedy))
     return values.astype(int) if kind is Kind.COUNT and not empty.any() else values
 
 
 def _number(cell: str) -> float:
-    """The number that a cell holds; NaN if it holds none."""
+    """The number in a cell; NaN if there is none."""
     try:
         return math.nan if "_" in cell else float(cell)
     except ValueError:

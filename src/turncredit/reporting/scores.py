@@ -1,4 +1,4 @@
-"""From run files to the arrays that statistics take: one row a seed, one column a dataset or step."""
+"""Scores of collected runs as arrays: one row per seed, one column per data set or training step."""
 
 from __future__ import annotations
 
@@ -11,39 +11,50 @@ import pandas as pd
 from turncredit.config.load import Scale
 from turncredit.errors import DataError, nearest
 from turncredit.reporting.catalogue import BASE
-from turncredit.reporting.runs import Runs, imported
+from turncredit.reporting.runs import Runs, import_label
 from turncredit.reporting.statistics import Array
 from turncredit.types import StopReason
 
-DECODING = "greedy"  # of every reported score; sampled evaluations stand in the files only
-TRAINED_ON = ("facts", "bridge")  # what claim_tests.csv calls the sets of one hop and of two that are trained on
-DERIVED = {"turn_limit": StopReason.TURN_LIMIT, "answered": StopReason.ANSWERED}  # share of episodes that ended so
+DECODING = "greedy"  # every score uses greedy episodes; sampled ones are kept in the files only
+TRAINED_ON = ("facts", "bridge")  # names in claim_tests.csv for the one-hop and the two-hop training set
+DERIVED = {"turn_limit": StopReason.TURN_LIMIT, "answered": StopReason.ANSWERED}  # metric: share of a stop reason
+METRIC_LABELS = {
+    "answer_correct": "exact match", "format_correct": "format", "retrieval_correct": "retrieval", "f1": "F1",
+    "turns": "turns", "searches": "searches", "turn_limit": "ended at N_max",
+    "component_tool_execution": "tool execution (0-0.2)", "component_search_answer": "answer in result (0-0.5)",
+    "component_xml_format": "XML format (0-0.2)", "component_exact_match": "exact match (0-1)"}
 
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The runs of one arm, seeds in ascending order; without metrics where they were only evaluated."""
+    """The runs of one arm. Imported runs that were only evaluated have no metrics.
+
+    Attributes:
+        metrics: rows of metrics.csv of all seeds.
+        evaluation: rows of evaluation.csv of all seeds.
+        source: fresh, shipped, or imported with its label.
+    """
 
     experiment: str
     arm: str
     metrics: pd.DataFrame
     evaluation: pd.DataFrame
-    source: str  # fresh, shipped, or imported with a label
+    source: str
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds that were run."""
+        """Training seeds, ascending."""
         return tuple(sorted(int(seed) for seed in self.evaluation["seed"].unique()))
 
     def final(self, metric: str, datasets: Sequence[str]) -> Array:
-        """``score_S_D``: mean of a metric over each dataset's episodes in the final evaluation.
+        """``score_S_D``: mean of a metric over the episodes of each data set in the final evaluation.
 
         Args:
             metric: a column of evaluation.csv, ``turn_limit`` or ``answered``.
-            datasets: the columns of the result.
+            datasets: columns of the result.
 
         Raises:
-            DataError: no such metric or dataset in the evaluation.
+            DataError: the evaluation has no such metric or data set.
         """
         episodes = self.evaluation[self.evaluation["decoding"] == DECODING]
         values = self._metric(episodes, metric)
@@ -55,20 +66,24 @@ class ArmRuns:
         return np.asarray(table.sort_index()[list(datasets)], dtype=float)
 
     def final_by_hops(self, metric: str, *, multi: bool) -> Array:
-        """``score_S_1``: the metric over questions of several hops (``multi``) or of one."""
+        """``score_S_1``: mean of a metric over multi-hop (``multi``) or one-hop questions.
+
+        Raises:
+            DataError: no such questions were evaluated.
+        """
         episodes = self.evaluation[self.evaluation["decoding"] == DECODING]
         episodes = episodes[(episodes["hops"] > 1) == multi]
         if episodes.empty:
             raise DataError(f"evaluation of {self.experiment}/{self.arm}: no questions of "
-                            f"{'several hops' if multi else 'one hop'}", "evaluate on a data set that has them")
+                            f"{'several hops' if multi else 'one hop'}", "evaluate on a data set that has some")
         means = self._metric(episodes, metric).groupby(episodes["seed"]).mean().sort_index()
         return np.asarray(means, dtype=float)[:, None]
 
     def curve(self, column: str) -> tuple[Array, Array]:
-        """Steps ``_T`` and values ``_S_T`` of a column of metrics.csv, where any seed has a value.
+        """``step_T`` and ``value_S_T`` of a column of metrics.csv, at steps where any seed has a value.
 
         Raises:
-            DataError: no such column.
+            DataError: metrics.csv has no such column.
         """
         if column not in self.metrics.columns:
             raise DataError(f"metrics of {self.experiment}/{self.arm}: no column {column!r}",
@@ -93,29 +108,26 @@ class ArmRuns:
 
 @dataclass(frozen=True)
 class Results:
-    """All that was run at one scale, arm by arm; what was not run is ``None``.
+    """All runs of one scale, by experiment and arm; ``None`` where nothing was run.
 
     Attributes:
-        scale: the configuration: which experiments and arms there are.
-        runs: collected runs by experiment, ``base`` for the untrained policies; any may lack.
+        scale: the configuration; it names the experiments and arms.
+        runs: collected runs by experiment, ``base`` for the untrained policies; any may be missing.
     """
 
     scale: Scale
     runs: Mapping[str, Runs]
 
     def arm(self, experiment: str, arm: str) -> ArmRuns | None:
-        """An arm's runs, or None if there are none.
-
-        An arm that the experiment's own files lack is looked for where ``same_as`` says.
-        """
-        found = self._own(experiment, arm)
-        if found is None and arm in self._arms(experiment):
+        """The runs of an arm, or None. An arm with ``same_as`` falls back to the runs of that arm."""
+        runs = self._own(experiment, arm)
+        if runs is None and arm in self.arm_names(experiment):
             where = self.scale.identical(experiment, arm)
-            found = self._own(*where) if where != (experiment, arm) else None
-        return found
+            runs = self._own(*where) if where != (experiment, arm) else None
+        return runs
 
     def base(self, kind: str, experiment: str) -> ArmRuns | None:
-        """The evaluation of an untrained policy (``base`` or ``clean``) in an experiment's task."""
+        """The evaluation of an untrained policy (``base``, ``clean``, ``closed_book``) on an experiment's task."""
         if BASE not in self.runs:
             return None
         runs = self.runs[BASE]
@@ -124,15 +136,14 @@ class Results:
 
     def arms(self, experiment: str) -> dict[str, ArmRuns]:
         """The arms of an experiment that were run, in the configuration's order."""
-        found = {arm: self.arm(experiment, arm) for arm in self._arms(experiment)}
-        return {arm: runs for arm, runs in found.items() if runs is not None}
+        return {arm: runs for arm in self.arm_names(experiment) if (runs := self.arm(experiment, arm)) is not None}
 
     def missing(self, experiment: str, arms: Iterable[str]) -> str:
-        """Arms that were not run, or with fewer seeds than the scale asks for, in words; "" if there are none."""
+        """Which arms lack runs or have fewer seeds than configured, in words; "" if none."""
         lacking: dict[str, list[str]] = {}
         for arm in arms:
-            found = self.arm(experiment, arm)
-            seeds = 0 if found is None else len(found.seeds)
+            runs = self.arm(experiment, arm)
+            seeds = 0 if runs is None else len(runs.seeds)
             wanted = self.scale.seeds_of(experiment)
             if seeds < wanted:
                 words = f"{seeds} of {wanted} seeds" if seeds else "not run"
@@ -141,16 +152,17 @@ class Results:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """All evaluation datasets, in-domain first."""
+        """All evaluation data sets, in-domain first."""
         return (*self.scale.in_domain, *self.scale.out_of_domain)
 
     def stand_in(self, word: str, experiment: str) -> str:
-        """The data set of this scale that ``facts`` or ``bridge`` means: the first and second that are trained on."""
+        """The training set that ``facts`` (the first) or ``bridge`` (the second) names at this scale."""
         trained = self.scale.experiments[experiment].train_on if experiment in self.scale.experiments else ()
         return dict(zip(TRAINED_ON, trained, strict=False)).get(word, word)
 
-    def _arms(self, experiment: str) -> Mapping[str, object]:
-        return self.scale.experiments[experiment].arms if experiment in self.scale.experiments else {}
+    def arm_names(self, experiment: str) -> tuple[str, ...]:
+        """An experiment's arms in the configuration's order; none if the scale lacks the experiment."""
+        return tuple(self.scale.experiments[experiment].arms) if experiment in self.scale.experiments else ()
 
     def _own(self, experiment: str, arm: str) -> ArmRuns | None:
         if experiment not in self.runs:
@@ -163,18 +175,18 @@ class Results:
 
 
 def _source(runs: Runs, arm: str) -> str:
-    """Where an arm's runs are from; seeds are counted where they differ."""
-    labels = [runs.source if (label := imported(manifest)) is None else f"imported: {label}"
+    """The origin of an arm's runs, with seed counts where seeds differ in origin."""
+    labels = [runs.source if (label := import_label(manifest)) is None else f"imported: {label}"
               for key, manifest in runs.manifests.items() if key.rpartition("/")[0] == arm]
     words = [name if len({*labels}) == 1 else f"{name} ({labels.count(name)} of {len(labels)} seeds)"
              for name in dict.fromkeys(labels)]
     return ", ".join(words) or runs.source
 
 
-def sources(found: Iterable[ArmRuns | None]) -> str:
-    """Whose runs these are, in words: fresh, shipped, imported, several with what is what, or ``not run``."""
+def sources(arms: Iterable[ArmRuns | None]) -> str:
+    """The origin of runs in words: ``fresh``, ``shipped``, ``imported: <label>``, several of them, or ``not run``."""
     by_source: dict[str, list[str]] = {}
-    for arm in found:
+    for arm in arms:
         if arm is not None:
             names = by_source.setdefault(arm.source, [])
             names += [] if arm.experiment in names else [arm.experiment]
@@ -183,11 +195,11 @@ def sources(found: Iterable[ArmRuns | None]) -> str:
     return "; ".join(f"{source}: {', '.join(names)}" for source, names in sorted(by_source.items())) or "not run"
 
 
-def seed_counts(found: Iterable[ArmRuns | None]) -> str:
-    """Seeds an arm, in words: ``10``, or ``3 to 10`` where the arms differ.
+def seed_counts(arms: Iterable[ArmRuns | None]) -> str:
+    """Seeds per arm in words: ``10``, or ``3 to 10`` where arms differ.
 
     >>> seed_counts([])
     '0'
     """
-    counts = sorted({len(arm.seeds) for arm in found if arm is not None}) or [0]
+    counts = sorted({len(arm.seeds) for arm in arms if arm is not None}) or [0]
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

@@ -1,22 +1,19 @@
-"""Statistics over seeds: pure, with an own seeded generator.
+"""Statistics over seeds with bootstrap intervals: pure functions with their own seeded generator.
 
-Shapes: a *sample* is ``score_S_D``, one row a seed (a run), one column a dataset (or a step).
+Shapes: a *sample* is ``score_S_D``, one row per seed (run), one column per data set (or step).
 
-What is resampled. Seeds are resampled with replacement within each arm (arms are the strata of a
-comparison), and a drawn seed brings all its datasets along (datasets are fixed strata of equal
-weight: each is in every resample). They are not drawn apart for every dataset, as in rliable: one
-policy answers all datasets, so their scores rise and fall together, and drawing them apart would
-make the interval of an average too narrow.
+Resampling. Seeds are resampled with replacement within each arm, and a drawn seed brings the scores of all its data
+sets. Data sets are fixed strata of equal weight. Unlike in rliable, seeds are not drawn separately for each data set:
+one policy answers all of them, so their scores are correlated, and separate draws would make the interval of an
+average too narrow.
 
-Which quantiles. The plain percentile interval of a few runs is too narrow: at 5 seeds an arm, a 95 %
-interval of a difference holds the truth in 89 of 100 cases. The quantiles are therefore moved out as
-in Hesterberg (2015), "What teachers should know about the bootstrap", section 3.6: the expanded
-percentile interval, whose half-width matches Student's t for a mean. With 3 seeds it comes to the
-whole range of the resamples, which holds the truth of one arm in about 3 of 4 cases and of a
-difference in 9 of 10: no interval of 3 runs can do better without assuming a distribution.
+Quantiles. The plain percentile interval is too narrow for few runs: with 5 seeds per arm, a 95 % interval of a
+difference covers the truth in 89 of 100 cases. We use the expanded percentile interval of Hesterberg (2015), "What
+teachers should know about the bootstrap", section 3.6, whose half-width matches Student's t for a mean. With 3 seeds
+it is the whole range of the resamples; it covers the truth of one arm in about 3 of 4 cases and of a difference in 9
+of 10. No interval of 3 runs does better without assuming a distribution.
 
-The same data give the same interval to the last digit, the order of the runs does not matter, and
-no global generator is touched.
+The same data give the same interval to the last digit, in any order of the runs. No global generator is used.
 """
 
 from __future__ import annotations
@@ -42,10 +39,10 @@ class Estimate:
     """A statistic over seeds and its 95 % interval.
 
     Attributes:
-        value: the statistic of all seeds; NaN where it is not defined (0 / 0).
-        low: lower end of the interval; None where there is none (a single seed).
+        value: the statistic of all seeds; NaN if undefined (0 / 0).
+        low: lower end of the interval; None if there is none (a single seed).
         high: upper end.
-        seeds: number of seeds, one entry an arm.
+        seeds: number of seeds, one entry per arm.
     """
 
     value: float
@@ -58,12 +55,12 @@ class Estimate:
                         None if self.low is None else -self.low, self.seeds)
 
     def swapped(self) -> Estimate:
-        """The same estimate with its two arms named in the other order."""
+        """The same estimate with the seed counts of its two arms exchanged."""
         return Estimate(self.value, self.low, self.high, self.seeds[::-1])
 
 
 def mean(score_S_D: Array) -> Estimate:
-    """Mean over seeds and datasets with its interval.
+    """Mean over seeds and data sets, with its interval.
 
     >>> mean(np.array([[0.5], [0.5], [0.5]]))
     Estimate(value=0.5, low=0.5, high=0.5, seeds=(3,))
@@ -74,10 +71,10 @@ def mean(score_S_D: Array) -> Estimate:
 
 
 def iqm(score_S_D: Array) -> Estimate:
-    """Interquartile mean over seeds of the run's score (its mean over datasets), with its interval.
+    """Interquartile mean over seeds of each run's score (its mean over data sets), with its interval.
 
-    A quarter of the runs is cut at each end; where that is no whole number, the run at the edge
-    counts by the part that remains, so no seed count is special.
+    A quarter of the runs is cut at each end. If that is not a whole number, the run at the edge gets a fractional
+    weight, so that every number of seeds is allowed.
 
     >>> iqm(np.array([[0.0], [1.0], [2.0], [9.0]])).value
     1.5
@@ -101,9 +98,9 @@ def iqm_weights(count: int) -> Array:
 
 
 def contrast(samples: Sequence[Array], weights: Sequence[float]) -> Estimate:
-    """A weighted sum of the means of independent arms, ``sum_i w_i mean(sample_i)``.
+    """Weighted sum of the means of independent arms, ``sum_i w_i mean(sample_i)``, with its interval.
 
-    A difference has weights (1, -1); the interaction of a 2 x 2 design (1, -1, -1, 1).
+    Weights are (1, -1) for a difference and (1, -1, -1, 1) for the interaction of a 2 x 2 design.
 
     >>> ones, zeros = np.ones((3, 2)), np.zeros((4, 2))
     >>> contrast([ones, zeros], [1, -1])
@@ -126,14 +123,14 @@ def difference(a_S_D: Array, b_S_D: Array) -> Estimate:
 
 
 def probability_of_improvement(a_S_D: Array, b_S_D: Array) -> Estimate:
-    """Chance that a run of arm a beats a run of arm b on a dataset drawn at random; ties count half.
+    """Probability that a run of arm a beats a run of arm b on a random data set; ties count half.
 
     >>> probability_of_improvement(np.array([[2.0], [1.0]]), np.array([[1.0], [0.0]])).value
     0.875
     """
     a_S_D, b_S_D = _checked(a_S_D), _checked(b_S_D)
     if a_S_D.shape[1] != b_S_D.shape[1]:
-        raise ValueError("the arms have scores on different datasets")
+        raise ValueError("both arms need scores on the same data sets")
     gap = a_S_D[:, None, :] - b_S_D[None, :, :]
     wins_A_B = ((gap > 0) + 0.5 * (gap == 0)).mean(axis=2)
     generator = _generator()
@@ -146,10 +143,9 @@ def probability_of_improvement(a_S_D: Array, b_S_D: Array) -> Estimate:
 def ratio_of_sds(a_S_D: Array, b_S_D: Array) -> Estimate:
     """Standard deviation over seeds of arm a divided by that of arm b, pooled over columns.
 
-    Pooled: the root of the mean over datasets (or steps) of the sample variance over seeds. Where
-    both are 0 the ratio is not defined (NaN) and there is no interval; where one is 0, the value is 0
-    or infinite and there is no interval either. Resamples without spread stay in the interval as 0
-    or infinity (both at once: as 1).
+    The pooled deviation is the root of the mean over data sets (or steps) of the sample variance over seeds. If both
+    are 0 the ratio is NaN, if one is 0 it is 0 or infinite; in both cases there is no interval. Resamples without
+    spread stay in the interval as 0 or infinity (both at once: as 1).
 
     >>> ratio_of_sds(np.array([[0.0], [2.0]]), np.array([[0.0], [1.0]])).value
     2.0
@@ -174,7 +170,7 @@ def ratio_of_sds(a_S_D: Array, b_S_D: Array) -> Estimate:
 
 
 def share(successes: int, seeds: int) -> Estimate:
-    """A share of seeds with its Wilson interval (a bootstrap of 3 of 3 would claim certainty).
+    """A share of seeds with its Wilson interval; a bootstrap of 3 of 3 would claim certainty.
 
     >>> found = share(3, 3)
     >>> found.value, round(found.low, 3), found.high
@@ -199,7 +195,7 @@ def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Mean over seeds at each step and the band around it; NaN where no or one seed has a value."""
+    """Mean over seeds at each step with a band; the band is NaN at steps with fewer than two seeds."""
 
     mean_T: Array
     low_T: Array
@@ -208,9 +204,9 @@ class Band:
 
 
 def band(curve_S_T: Array, kind: Literal["sd", "minmax"]) -> Band:
-    """Mean line with mean -/+ one sample standard deviation, or with minimum and maximum.
+    """Mean with a band of one sample standard deviation to either side, or from minimum to maximum.
 
-    NaN cells (a seed without a value at a step) are left out; ``seeds_T`` says how many are in.
+    Seeds without a value at a step (NaN) are skipped; ``seeds_T`` counts the others.
     """
     present = ~np.isnan(curve_S_T)
     seeds_T = present.sum(axis=0)
@@ -229,7 +225,7 @@ def band(curve_S_T: Array, kind: Literal["sd", "minmax"]) -> Band:
 
 
 def ema(value_T: Array, decay: float) -> Array:
-    """Exponential moving average, started at the first value; NaN steps repeat the average so far.
+    """Exponential moving average, started at the first value; NaN steps repeat the last average.
 
     >>> ema(np.array([1.0, 0.0, 0.0]), decay=0.5).tolist()
     [1.0, 0.5, 0.25]
@@ -252,7 +248,7 @@ def _draws(generator: np.random.Generator, seeds: int) -> NDArray[np.int64]:
 
 
 def _counts(draw_R_S: NDArray[np.int64], seeds: int) -> Array:
-    """Share of each seed in each resample, ``RESAMPLES x seeds``."""
+    """Weight of each seed in each resample, ``RESAMPLES x seeds``."""
     return np.asarray((draw_R_S[:, :, None] == np.arange(seeds)).mean(axis=1))
 
 
@@ -264,16 +260,20 @@ def _pooled_sd(score_S_D: Array) -> Array:
 
 
 def _checked(score_S_D: Array) -> Array:
-    """The sample with its rows in one order, so that the order of runs does not matter."""
+    """The sample with sorted rows, so that the order of runs does not matter.
+
+    Raises:
+        ValueError: not a two-dimensional array of finite scores.
+    """
     if score_S_D.ndim != 2 or score_S_D.shape[0] < 1 or score_S_D.shape[1] < 1:
-        raise ValueError(f"a sample is seeds x datasets, not of shape {score_S_D.shape}")
+        raise ValueError(f"a sample has shape (seeds, data sets), not {score_S_D.shape}")
     if not np.isfinite(score_S_D).all():
-        raise ValueError("a sample has finite scores only; a missing score is no score")
+        raise ValueError("a sample must hold finite scores only")
     return np.asarray(score_S_D[np.lexsort(score_S_D.T[::-1])], dtype=np.float64)
 
 
 def _comes_first(a_S_D: Array, b_S_D: Array) -> bool:
-    """A fixed order of two samples, so that swapping the arms swaps the interval exactly."""
+    """A fixed order of two samples, so that exchanging the arms negates the interval exactly."""
     return bool(_checked(a_S_D).tolist() < _checked(b_S_D).tolist())
 
 
@@ -296,21 +296,21 @@ def _wilson(successes: int, seeds: int) -> tuple[float, float]:
 
 
 def _interval(draw_R: Array, seeds: int) -> tuple[float, float]:
-    """The expanded percentile interval of the resamples (see the top of this file)."""
+    """The expanded percentile interval of the resamples; see the module's docstring."""
     tail = float(ndtr(math.sqrt(seeds / (seeds - 1)) * stdtrit(seeds - 1, (1 - CONFIDENCE) / 2)))
     low, high = np.quantile(draw_R, [tail, 1 - tail], method="nearest")
     return float(low), float(high)
 
 
 def _estimate(value: float, draw_R: Array, seeds: tuple[int, ...]) -> Estimate:
-    """The estimate with the interval of its resamples; without one if an arm has a single seed."""
+    """The estimate with the interval of its resamples; no interval if an arm has a single seed."""
     if min(seeds) < 2:
         return _clean(Estimate(value, None, None, seeds))
     return _clean(Estimate(value, *_interval(draw_R, min(seeds)), seeds))
 
 
 def _clean(found: Estimate) -> Estimate:
-    """Rounded to 12 decimals, so that no verdict hangs on the last bit of a sum."""
+    """The estimate rounded to 12 decimals, so that no verdict depends on the last bit of a sum."""
     low = None if found.low is None else round(found.low, 12)
     high = None if found.high is None else round(found.high, 12)
     return Estimate(round(found.value, 12), low, high, found.seeds)

@@ -1,12 +1,12 @@
-"""One look for all figures: readable in print and to the colour-blind, the same bytes every time.
+"""Common style of all figures: readable in print and with colour blindness, byte-identical on every redraw.
 
-Colours are Okabe and Ito's. In the grid of algorithms the colour and marker tell the reward structure
-(OR, MR, MT) and the line tells the estimator (critic: solid, group: dashed), so no two arms depend on
-colour alone.
+Colours are the palette of Okabe and Ito. Colour and marker show the reward structure (OR, MR, MT), the line style
+shows the estimator (critic: solid, group: dashed), so that no two arms differ by colour alone.
 """
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from turncredit.files import atomic, write_text
 
@@ -38,7 +39,7 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How an arm is drawn."""
+    """Colour, marker and line style of an arm."""
 
     colour: str
     marker: str
@@ -54,20 +55,20 @@ LOOKS: Mapping[str, Look] = {
 
 
 def look(arm: str) -> Look:
-    """An arm's look; grey with a diamond for one that has none of its own."""
+    """The look of an arm; grey with diamonds if ``LOOKS`` has none."""
     return LOOKS.get(arm, Look(GREY, "D", "-."))
 
 
 @contextmanager
 def applied() -> Iterator[None]:
-    """The common settings; the caller's are put back."""
+    """Apply the common settings; the caller's settings are restored at exit."""
     with mpl.rc_context():
         mpl.rcParams.update(RC)
         yield
 
 
 def lines(arms: Iterable[str]) -> dict[str, Line]:
-    """Line style of each arm; all solid where the styles tell no arms apart.
+    """Line style of each arm; all solid if all styles are equal.
 
     >>> lines(["GRPO-OR", "MT-GRPO"]), lines(["PPO-OR", "GRPO-OR"])
     ({'GRPO-OR': '-', 'MT-GRPO': '-'}, {'PPO-OR': '-', 'GRPO-OR': '--'})
@@ -79,14 +80,14 @@ def lines(arms: Iterable[str]) -> dict[str, Line]:
 
 def new_figure(rows: int, columns: int, width: float, height: float, *,
                sharey: bool = False) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of panels (inches), without pyplot and its global state."""
+    """A figure with a grid of panels, size in inches; pyplot and its global state are not used."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, sharey=sharey)]
 
 
 def head(figure: Figure, title: str, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[Any, str]] = ()) -> None:
-    """Title and legend above the panels: (arm, label) pairs, then other (handle, label) pairs."""
+    """Draw title and legend above the panels: (arm, label) pairs, then other (handle, label) pairs."""
     style = lines(arm for arm, _ in arms)
     handles: list[Any] = [Line2D([], [], color=look(arm).colour, marker=look(arm).marker, linestyle=style[arm])
                           for arm, _ in arms] + [handle for handle, _ in extra]
@@ -96,26 +97,33 @@ def head(figure: Figure, title: str, arms: Sequence[tuple[str, str]], extra: Seq
 
 
 def footer(figure: Figure, text: str) -> None:
-    """A line under the panels: scale, whose runs, and what lacks."""
+    """Draw a line of text under the panels: scale, origin of the runs, missing runs."""
     figure.supxlabel(textwrap.fill(text, 140), fontsize=6.5, color=GREY)
 
 
 def few_ticks(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """So few ticks that the numbers of narrow panels do not touch."""
+    """Use few ticks, so that the numbers of narrow panels do not overlap."""
     axes.locator_params(axis=axis, nbins=4)
 
 
 def not_run(axes: Axes) -> None:
-    """Say in an empty panel that it is empty."""
+    """Write "not run" into an empty panel."""
     axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", va="center", color=GREY)
 
 
 def save(name: str, figure: Figure, data: pd.DataFrame, folder: Path) -> list[Path]:
-    """Write ``<name>.pdf``, ``.png`` and ``.csv`` (what is drawn); no dates inside, the same bytes every time."""
-    paths = [folder / f"{name}.{suffix}" for suffix in ("pdf", "png", "csv")]
+    """Write ``<name>.pdf``, ``.png`` and ``.csv`` (the drawn data), without dates and so byte-identical on redraw.
+
+    The PNG has a palette of at most 256 colours, which halves its size or better and loses nothing visible.
+    """
+    pdf, png, csv = (folder / f"{name}.{suffix}" for suffix in ("pdf", "png", "csv"))
+    pixels = io.BytesIO()
     with applied():
-        for path, metadata in zip(paths, ({"CreationDate": None, "ModDate": None}, {"Software": None}), strict=False):
-            with atomic(path) as temporary:
-                figure.savefig(temporary, format=path.suffix[1:], metadata=metadata)
-    write_text(paths[-1], str(data.to_csv(index=False, lineterminator="\n", float_format="%.6g")))
-    return paths
+        with atomic(pdf) as temporary:
+            figure.savefig(temporary, format="pdf", metadata={"CreationDate": None, "ModDate": None})
+        figure.savefig(pixels, format="png", metadata={"Software": None})
+    with atomic(png) as temporary, Image.open(pixels) as image:
+        palette = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        palette.save(temporary, format="PNG", optimize=True, dpi=image.info["dpi"])
+    write_text(csv, str(data.to_csv(index=False, lineterminator="\n", float_format="%.6g")))
+    return [pdf, png, csv]

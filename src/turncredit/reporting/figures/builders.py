@@ -1,4 +1,4 @@
-"""The paper's figures and ours: pure functions from results to a figure and its data, by their names in ``pages``."""
+"""Builds each figure from results: what the figures of ``catalogue.FIGURES`` show, one pure function each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
-from turncredit.reporting.curve_figures import Kind, Panel, curves_figure
-from turncredit.reporting.final_score_figures import final_scores, placement_effect
+from turncredit.reporting.figures.final_scores import final_scores, placement_effect
+from turncredit.reporting.figures.learning_curves import Kind, Panel, curves_figure
 from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import Results
 
@@ -18,11 +18,11 @@ Build = Callable[[Results], tuple[Figure, pd.DataFrame]]
 
 CRITIC = ("PPO-OR", "PPO-MR", "MT-PPO")
 GROUP = ("GRPO-OR", "GRPO-MR", "MT-GRPO")
-ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # pairs under one another
+ALL_ARMS = ("PPO-OR", "GRPO-OR", "PPO-MR", "GRPO-MR", "MT-PPO", "MT-GRPO")  # the legend pairs them by column
 FAMILIES = {"critic baseline": CRITIC, "group baseline": GROUP}
 RATES = {"answer_correct": "answer correctness", "format_correct": "format correctness",
          "retrieval_correct": "retrieval correctness"}
-COMPONENTS = {  # of the two-turn study, in the order of Fig. 9
+COMPONENTS = {  # reward components of the two-turn study, in the order of Fig. 9
     "tool_execution": "tool execution", "search_answer": "answer in search result",
     "answer_presence": "answer presence", "exact_match": "exact match", "xml_format": "XML format",
     "xml_tags": "XML tag usage"}
@@ -30,11 +30,11 @@ STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)"}
 
 
 def draw(name: str, runs: Mapping[str, Runs], scale: Scale) -> tuple[Figure, pd.DataFrame]:
-    """Build the figure ``name`` and the data that it draws. A panel without runs says so.
+    """Draw the figure ``name`` and return it with its data. Panels without runs say "not run".
 
     Raises:
         ConfigError: no such figure.
-        DataError: a column that the runs' files lack.
+        DataError: the runs' files lack a column.
     """
     if name not in BUILDERS:
         raise ConfigError(f"no figure {name!r}", nearest(name, BUILDERS))
@@ -43,9 +43,9 @@ def draw(name: str, runs: Mapping[str, Runs], scale: Scale) -> tuple[Figure, pd.
 
 def _rates(families: Mapping[str, tuple[str, ...]], prefix: str, kind: Kind, title: str,
            named: tuple[str, ...] = ()) -> Build:
-    """Answer, format and retrieval correctness, a row for each training data set and family (Figs. 3 and 5).
+    """Answer, format and retrieval correctness, one row per training set and family of arms (Figs. 3 and 5).
 
-    Families have rows of their own: six curves at the ceiling would hide one another.
+    Families have separate rows because six curves near the ceiling would hide one another.
     """
     def build(results: Results) -> tuple[Figure, pd.DataFrame]:
         rows = [(d, arms, "\n".join(filter(None, (STANDS_FOR.get(d, d), family))))
@@ -68,7 +68,7 @@ def _ablations(results: Results) -> tuple[Figure, pd.DataFrame]:
 
 
 def _components(names: tuple[str, ...], arms: tuple[str, ...], kind: Kind, title: str) -> Build:
-    """Reward components during training of the two-turn study, three to a row (Figs. 1 and 9 to 12)."""
+    """Reward components during training of the two-turn study, three panels a row (Figs. 1 and 9 to 12)."""
     def build(results: Results) -> tuple[Figure, pd.DataFrame]:
         largest = results.scale.tool_rewards
         panels = [Panel(COMPONENTS[n], f"component_{n}", arms, top=getattr(largest, n)) for n in names]
@@ -87,7 +87,7 @@ def _train_on(results: Results, experiment: str) -> tuple[str, ...]:
 
 _ALL = tuple(COMPONENTS)
 
-BUILDERS: dict[str, Build] = {  # which experiments each reads: pages.FIGURES
+BUILDERS: dict[str, Build] = {  # catalogue.FIGURES says which experiments each reads
     "fig1_tool_use": _components(
         ("tool_execution", "exact_match"), GROUP, "ema", "Two-turn study: rewards during training (Fig. 1)"),
     "fig3_training_dynamics": _rates(

@@ -1,4 +1,4 @@
-"""Which numbers may be set beside the paper's, and what is said when they may."""
+"""Which numbers are comparable with the paper's, and how the audit judges them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_scale_paper_measures_what_the_paper_measures_and_no_other_scale_does() 
 
 
 @pytest.mark.parametrize(("path", "value", "says"), [
-    (("policy",), {"path_or_id": "Qwen/Qwen2.5-1.5B"}, "Qwen/Qwen2.5-1.5B and not Qwen2.5-7B"),
+    (("policy",), {"path_or_id": "Qwen/Qwen2.5-1.5B"}, "Qwen/Qwen2.5-1.5B instead of Qwen2.5-7B"),
     (("questions", "test_questions"), 100, "not all test questions"),
     (("retriever", "faiss", "index"), "hnsw", "another dense retriever"),
     (("retriever",), {"kind": "lucene", "corpus": "wiki-18"}, "BM25 retrieval by Lucene"),
     (("retriever", "corpus"), "wiki-21", "passages of wiki-21"),
-    (("experiments", "search", "task", "top_k"), 5, "k = 5 and not 3"),
-    (("experiments", "search", "task", "max_turns"), 6, "N_max = 6 and not 4")])
+    (("experiments", "search", "task", "top_k"), 5, "k = 5 instead of 3"),
+    (("experiments", "search", "task", "max_turns"), 6, "N_max = 6 instead of 4")])
 def test_each_difference_is_named(path: tuple[str, ...], value: object, says: str) -> None:
     scale = changed(*path, value=value)
     if says.startswith("passages"):

@@ -1,6 +1,6 @@
-"""A table as data, and its three forms: Markdown, LaTeX (booktabs only) and a tidy CSV.
+"""Renders tables as Markdown, LaTeX (booktabs only) and tidy CSV.
 
-A table has blocks; each block has columns of its own, so reported numbers and ours never share one.
+A table consists of blocks with their own columns, so reported numbers and ours never share a column.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NOT_RUN, NOT_REPORTED = "not run", "not reported"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A number with or without an interval, or a word. ``best`` is set in bold."""
+    """A number with or without an interval, or a word. ``best`` cells are bold."""
 
     estimate: Estimate | None = None
     text: str = ""
@@ -43,8 +43,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row: its label, a remark (seeds, runs), and one cell a column."""
+class TableRow:
+    """A row: label, one cell per column, and a remark (seeds, origin of the runs)."""
 
     label: str
     cells: tuple[Cell, ...]
@@ -56,15 +56,15 @@ class Block:
     """A sub-table with its own columns."""
 
     title: str
-    stub: str  # header of the labels
+    label_header: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
-    remark: str = ""  # header of the remarks; "" leaves them out
+    rows: tuple[TableRow, ...]
+    remark_header: str = ""  # "": no column of remarks
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A whole table; the notes stand under it and say what its numbers are."""
+    """A table; notes below it explain its numbers."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ class Table:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number for the reader; a negative zero has no sign.
+    """A number as text; zero never has a minus sign.
 
     >>> number(-0.0001), number(float("inf")), number(float("nan")), number(12.5, 1)
     ('0.000', 'inf', 'undefined', '12.5')
@@ -86,10 +86,10 @@ def number(value: float, digits: int = 3) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def mark_best(rows: Sequence[Row], *, among: Sequence[str]) -> tuple[Row, ...]:
-    """The rows with the largest shown value of each column in bold; only labels in ``among`` compete.
+def mark_best(rows: Sequence[TableRow], *, among: Sequence[str]) -> tuple[TableRow, ...]:
+    """Mark the largest value of each column, as rounded for display, among the rows labelled in ``among``.
 
-    Ties are all bold, but where all that compete are equal none is.
+    All ties are marked; if all compared values are equal, none is.
     """
     marked = list(rows)
     for column in range(len(rows[0].cells) if rows else 0):
@@ -105,34 +105,39 @@ def mark_best(rows: Sequence[Row], *, among: Sequence[str]) -> tuple[Row, ...]:
 
 
 def markdown(table: Table) -> str:
-    """The table in GitHub's Markdown."""
+    """The table as GitHub-flavoured Markdown."""
     parts = [f"# {table.title}"]
     for block in table.blocks:
-        header = [block.stub, *block.columns, *([block.remark] if block.remark else [])]
-        lines = [header, [":--", *("--:" for _ in block.columns), *([":--"] if block.remark else [])]]
+        header = [block.label_header, *block.columns, *([block.remark_header] if block.remark_header else [])]
+        lines = [header, [":--", *("--:" for _ in block.columns), *([":--"] if block.remark_header else [])]]
         for row in block.rows:
             cells = [f"**{cell.words}**" if cell.best else cell.words for cell in row.cells]
-            lines.append([row.label, *cells, *([row.remark] if block.remark else [])])
-        body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+            lines.append([row.label, *cells, *([row.remark] if block.remark_header else [])])
+        body = markdown_rows(lines)
         parts.append(f"**{block.title}**\n\n{body}" if block.title else body)
     parts += ["\n".join(f"- {note}" for note in table.notes)] if table.notes else []
     return "\n\n".join(parts) + "\n"
 
 
+def markdown_rows(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of a Markdown table, header and alignment row included; bars inside cells are escaped."""
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
 def latex(table: Table) -> str:
-    r"""The table for LaTeX; needs ``\usepackage{booktabs}`` and nothing else."""
+    r"""The table as LaTeX; it needs ``\usepackage{booktabs}`` only."""
     lines = [r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering\small",
              rf"\caption{{{_tex(table.title)}}}"]
     for block in table.blocks:
-        width = 1 + len(block.columns) + bool(block.remark)
-        lines += [r"\medskip", rf"\begin{{tabular}}{{l{'r' * len(block.columns)}{'l' if block.remark else ''}}}"]
+        width = 1 + len(block.columns) + bool(block.remark_header)
+        lines += [r"\medskip", rf"\begin{{tabular}}{{l{'r' * len(block.columns)}{'l' if block.remark_header else ''}}}"]
         lines += [rf"\multicolumn{{{width}}}{{l}}{{\textit{{{_tex(block.title)}}}}} \\"] if block.title else []
-        header = [block.stub, *block.columns, *([block.remark] if block.remark else [])]
+        header = [block.label_header, *block.columns, *([block.remark_header] if block.remark_header else [])]
         lines += [r"\toprule", " & ".join(map(_tex, header)) + r" \\", r"\midrule"]
         for row in block.rows:
             cells = [rf"\textbf{{{_tex(c.words)}}}" if c.best else _tex(c.words) for c in row.cells]
-            # {} keeps LaTeX from reading a cell that starts with [ as the length of the line break before it.
-            line = [_tex(row.label), *cells, *([_tex(row.remark)] if block.remark else [])]
+            # After \\ LaTeX would read a cell that starts with [ as a length; {} prevents that.
+            line = [_tex(row.label), *cells, *([_tex(row.remark)] if block.remark_header else [])]
             lines.append("{}" + " & ".join(line) + r" \\")
         lines += [r"\bottomrule", r"\end{tabular}", ""]
     lines += [rf"\par\medskip\footnotesize {' '.join(_tex(note) + '.' for note in table.notes)}"] if table.notes else []
@@ -140,7 +145,7 @@ def latex(table: Table) -> str:
 
 
 def frame(table: Table) -> pd.DataFrame:
-    """One line a cell: block, row, column, value, low, high, seeds, text, best, remark."""
+    """One line per cell: block, row, column, value, low, high, seeds, text, best, remark."""
     records = []
     for block in table.blocks:
         for row in block.rows:
@@ -155,7 +160,7 @@ def frame(table: Table) -> pd.DataFrame:
 
 
 def save(table: Table, folder: Path) -> list[Path]:
-    """Write ``<name>.csv``, ``.md`` and ``.tex`` in ``folder``; each whole or not at all."""
+    """Write ``<name>.csv``, ``.md`` and ``.tex`` in ``folder``, each atomically."""
     tidy = str(frame(table).to_csv(index=False, lineterminator="\n"))
     forms = {"csv": tidy, "md": markdown(table), "tex": latex(table)}
     paths = [folder / f"{table.name}.{suffix}" for suffix in forms]

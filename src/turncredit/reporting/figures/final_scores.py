@@ -1,4 +1,4 @@
-"""Figures of final scores with intervals: the 2 x 2 of content and placement, and all arms of search."""
+"""Draws final scores with intervals: the 2 x 2 design of content and placement, and all arms of search."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from turncredit.config.algorithm import Content
-from turncredit.credit.registry import Placement
-from turncredit.reporting import statistics, style
-from turncredit.reporting.curve_figures import provenance
-from turncredit.reporting.scores import Results
+from turncredit.reporting import statistics
+from turncredit.reporting.figures import style
+from turncredit.reporting.figures.learning_curves import provenance
+from turncredit.reporting.placement_effects import contrasts, placement_arms
+from turncredit.reporting.scores import METRIC_LABELS, Results
 from turncredit.reporting.statistics import Estimate
-from turncredit.reporting.tables import METRIC_WORDS, contrasts, placement_arms
 
-_PLACEMENTS: tuple[Placement, ...] = ("delayed", "per_turn")
-_CONTENTS: tuple[Content, ...] = ("merged", "full")
+_PLACEMENTS = ("delayed", "per_turn")
+_CONTENTS = ("merged", "full")
 
 
 def placement_effect(results: Results) -> tuple[Figure, pd.DataFrame]:
-    """Exact match and format of the four arms, and the effects of placement, content and both.
+    """Draw exact match and format of the four arms, and the effects of placement, content and both.
 
     Returns:
-        the figure, and what it draws: panel, item, placement, value, low, high, seeds.
+        the figure and its data: panel, item, placement, value, low, high, seeds.
     """
     with style.applied():
         figure, axes = style.new_figure(2, 2, 7.2, 4.6)
@@ -36,26 +35,25 @@ def placement_effect(results: Results) -> tuple[Figure, pd.DataFrame]:
         style.head(figure, "Placement and content of the reward (critic baseline), final scores over all test sets\n"
                    "points: mean over seeds; bars: 95% bootstrap interval over seeds",
                    [(content, f"{content} content{_seeds(results, content)}") for content in _CONTENTS])
-        names = list(results.scale.experiments["placement"].arms) if "placement" in results.scale.experiments else []
-        style.footer(figure, provenance(results, "placement", names))
+        style.footer(figure, provenance(results, "placement", results.arm_names("placement")))
     return figure, pd.DataFrame(records, columns=["panel", "item", "placement", "value", "low", "high", "seeds"])
 
 
 def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
-    """Interquartile mean of every arm of search, in-domain and out-of-domain, with each seed as a dot.
+    """Draw the interquartile mean of every arm of search, in-domain and out-of-domain, with a tick for each seed.
 
     Returns:
-        the figure, and what it draws: panel, arm, series (IQM or a seed), value, low, high, seeds.
+        the figure and its data: panel, arm, series (IQM or seed), value, low, high, seeds.
     """
-    names = list(results.scale.experiments["search"].arms) if "search" in results.scale.experiments else []
+    names = results.arm_names("search")
     domains = (("in-domain", results.scale.in_domain), ("out-of-domain", results.scale.out_of_domain))
     with style.applied():
         figure, axes = style.new_figure(2, 2, 7.2, 4.4, sharey=True)
         records: list[dict[str, object]] = []
         for metric, line in zip(("answer_correct", "format_correct"), axes, strict=True):
             for (title, datasets), ax in zip(domains, line, strict=True):
-                ax.set_title(f"{METRIC_WORDS[metric]}, {title}\n{', '.join(datasets)}")
-                panel = f"{METRIC_WORDS[metric]}, {title}"
+                ax.set_title(f"{METRIC_LABELS[metric]}, {title}\n{', '.join(datasets)}")
+                panel = f"{METRIC_LABELS[metric]}, {title}"
                 records += [{"panel": panel, **record} for record in _arms(ax, results, names, metric, datasets)]
         seed = Line2D([], [], color=style.GREY, marker="|", linestyle="")
         found = Line2D([], [], color=style.GREY, marker="o")
@@ -68,8 +66,8 @@ def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
 
 def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
           datasets: Sequence[str]) -> list[dict[str, object]]:
-    """One line an arm: its interquartile mean with the interval, and under it its seeds."""
-    import seaborn  # takes longer to load than most figures to draw
+    """One row per arm: the interquartile mean with its interval, and the seeds below it."""
+    import seaborn  # slow to load
 
     arms = results.arms("search")
     records: list[dict[str, object]] = []
@@ -93,15 +91,15 @@ def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
     return records
 
 
-def _seeds(results: Results, content: Content) -> str:
-    """Seeds of the arms of a content, for the legend; "" where none was run."""
+def _seeds(results: Results, content: str) -> str:
+    """Seeds of the arms with this content, for the legend; "" if none was run."""
     counts = {len(found.seeds) for (own, _), found in placement_arms(results).items() if own == content and found}
     return f" (n = {', '.join(map(str, sorted(counts)))})" if counts else ""
 
 
 def _cells(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
-    """The four arms: placement on the axis, one line a content."""
-    word = METRIC_WORDS[metric]
+    """The four arms: placement on the axis, one line per content."""
+    word = METRIC_LABELS[metric]
     ax.set_title(f"{word} of the four arms")
     arms = placement_arms(results)
     records: list[dict[str, object]] = []
@@ -130,8 +128,8 @@ def _cells(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
 
 
 def _effects(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
-    """Differences with intervals, zero marked."""
-    word = METRIC_WORDS[metric]
+    """Differences with intervals; a line marks zero."""
+    word = METRIC_LABELS[metric]
     ax.set_title(f"effects on {word}")
     found = contrasts(results, metric)
     records: list[dict[str, object]] = []
@@ -151,7 +149,7 @@ def _effects(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]
 
 
 def _interval(ax: Axes, found: Estimate, row: float, look: style.Look) -> None:
-    """A point and its interval on a horizontal line."""
+    """A point with its interval on a horizontal line."""
     if found.low is not None and found.high is not None:
         ax.plot([found.low, found.high], [row, row], color=look.colour, linestyle="-")
     ax.plot(found.value, row, color=look.colour, marker=look.marker, markersize=5)

@@ -1,4 +1,4 @@
-"""Panels of learning curves: mean over seeds, and the band or dotted line that the figure's title names."""
+"""Draws panels of learning curves: mean over seeds with a band or a dotted line, as the figure's title says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from turncredit.reporting import statistics, style
+from turncredit.reporting import statistics
+from turncredit.reporting.figures import style
 from turncredit.reporting.scores import ArmRuns, Results, sources
 
 EMA_DECAY = 0.8  # the paper states none
@@ -28,12 +29,12 @@ class Panel:
     """One panel: a column of metrics.csv for some arms of an experiment.
 
     Attributes:
-        title: stands above it; in a grid of panels, above the first row only.
-        row: stands beside a row of panels; may be empty.
-        column: what is drawn against the step.
-        arms: which arms are drawn, in this order.
-        top: the largest value that there can be, the least being 0: the axis leaves a margin to both, so that a
-            curve there shows whole, and bands end there; None leaves the axis to the data.
+        title: title above the panel; in a grid, above the first row only.
+        column: the column of metrics.csv.
+        arms: the arms, in drawing order.
+        top: largest possible value (the smallest is 0). The axis covers both with a margin, and bands are clipped
+            there. None: the axis follows the data.
+        row: label beside a row of panels; may be empty.
     """
 
     title: str
@@ -44,13 +45,13 @@ class Panel:
 
     @property
     def name(self) -> str:
-        """Its name in the data."""
+        """The panel's name in the CSV."""
         return (f"{self.row}: {self.title}" if self.row else self.title).replace("\n", ", ")
 
 
-def curve(found: ArmRuns, column: str, kind: Kind) -> pd.DataFrame:
-    """What is drawn of one arm: step, seeds, line, dotted, low, high (NaN where there is none)."""
-    step_T, value_S_T = found.curve(column)
+def curve(runs: ArmRuns, column: str, kind: Kind) -> pd.DataFrame:
+    """The curve of one arm: step, seeds, line, dotted, low, high (NaN where there is none)."""
+    step_T, value_S_T = runs.curve(column)
     if kind == "ema":
         band = statistics.band(value_S_T, "sd")
         nothing = np.full(len(step_T), np.nan)
@@ -65,18 +66,23 @@ def curve(found: ArmRuns, column: str, kind: Kind) -> pd.DataFrame:
 
 def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[Panel]], kind: Kind,
                   title: str, named: Sequence[str] = ()) -> tuple[Figure, pd.DataFrame]:
-    """Rows of panels of one experiment, a legend above and the provenance below.
+    """Draw rows of panels of one experiment, with a legend above and the provenance below.
 
     Args:
-        named: the arms in the legend's order; empty: in that of the panels.
+        results: all runs.
+        experiment: its name.
+        panels: rows of panels; all rows have the same length.
+        kind: line and band, see ``WORDS``.
+        title: the figure's title.
+        named: arms in legend order; empty: in the order of the panels.
 
     Returns:
-        the figure, and the data that it draws: panel, arm, step, seeds, line, dotted, low, high.
+        the figure and its data: panel, arm, step, seeds, line, dotted, low, high.
     """
     with style.applied():
         figure, axes = style.new_figure(len(panels), len(panels[0]), 7.2, 1.05 + 1.65 * len(panels))
         arms = list(dict.fromkeys(named or (arm for line in panels for panel in line for arm in panel.arms)))
-        shown = [(arm, found) for arm in arms if (found := results.arm(experiment, arm)) and not found.metrics.empty]
+        shown = [(arm, runs) for arm in arms if (runs := results.arm(experiment, arm)) and not runs.metrics.empty]
         lines = style.lines(arm for arm, _ in shown)
         data = []
         for line, axes_row in zip(panels, axes, strict=True):
@@ -87,7 +93,7 @@ def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[P
             axes_row[0].set_ylabel(line[0].row)
         for ax in axes[-1]:
             ax.set_xlabel("training step")
-        labels = [(arm, f"{arm} (n = {len(found.seeds)})") for arm, found in shown]
+        labels = [(arm, f"{arm} (n = {len(runs.seeds)})") for arm, runs in shown]
         style.head(figure, f"{title}\n{WORDS[kind]}", labels)
         style.footer(figure, provenance(results, experiment, arms))
     columns = ["panel", "arm", "step", "seeds", "line", "dotted", "low", "high"]
@@ -96,22 +102,22 @@ def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[P
 
 
 def provenance(results: Results, experiment: str, arms: Sequence[str]) -> str:
-    """The footer's words; a partial set of runs says so."""
-    found = [results.arm(experiment, arm) for arm in arms]
-    lacking = results.missing(experiment, arms)
-    partial = f"  ·  PARTIAL, {lacking}" if lacking else ""
-    return f"scale {results.scale.name}  ·  runs: {sources(found)}  ·  n: seeds{partial}"
+    """The text below a figure: scale, origin of the runs, and PARTIAL with what is missing."""
+    missing = results.missing(experiment, arms)
+    partial = f"  ·  PARTIAL, {missing}" if missing else ""
+    origin = sources(results.arm(experiment, arm) for arm in arms)
+    return f"scale {results.scale.name}  ·  runs: {origin}  ·  n: seeds{partial}"
 
 
 def _draw(ax: Axes, results: Results, experiment: str, panel: Panel, kind: Kind,
           lines: Mapping[str, style.Line]) -> list[pd.DataFrame]:
-    """Draw one panel; the frames of what was drawn."""
+    """Draw one panel and return its data, one frame per arm."""
     drawn = []
     for arm in panel.arms:
-        found = results.arm(experiment, arm)
-        if found is None or found.metrics.empty:
+        runs = results.arm(experiment, arm)
+        if runs is None or runs.metrics.empty:
             continue
-        data = curve(found, panel.column, kind)
+        data = curve(runs, panel.column, kind)
         look = style.look(arm)
         ax.plot(data["step"], data["dotted"], color=look.colour, linestyle=":", linewidth=0.9, alpha=0.8)
         ax.plot(data["step"], data["line"], color=look.colour, linestyle=lines[arm], marker=look.marker,
