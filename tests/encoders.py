@@ -12,11 +12,12 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 
 from turncredit.config.retriever import FaissConfig
 
+HIDDEN = 32  # the encoder's dimension
 CONSONANTS, VOWELS = "bdfgklmnprst", "aeiou"
 WORDS = [a + b + c + d for a in CONSONANTS for b in VOWELS for c in CONSONANTS for d in VOWELS]
 
 
-def write_encoder(folder: Path, *, hidden: int = 32, seed: int = 0) -> Path:
+def write_encoder(folder: Path, *, hidden: int = HIDDEN, seed: int = 0) -> Path:
     """A BERT of two layers with random weights, and its tokenizer, as ``AutoModel`` loads them."""
     folder.mkdir(parents=True)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

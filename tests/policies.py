@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from tests.tolerance import assert_close, longest_sum, sensitivity
 from turncredit.config.data import PolicyConfig
-from turncredit.policy.model import make_tiny_policy
+from turncredit.policy.engines.base import Sample
+from turncredit.policy.model import make_tiny_policy, token_logprobs
 from turncredit.policy.tokenizer import TAGS, Codec, train_tokenizer
 
 torch.set_num_threads(1)
@@ -40,7 +44,11 @@ def foreign_codec() -> Codec:
 
 
 def model(kind: str = "qwen2", vocabulary: int = 420, seed: int = 0) -> PreTrainedModel:
-    """A random model whose distributions are far from flat; gpt2 has absolute positions."""
+    """A random model whose distributions are far from flat; gpt2 has absolute positions.
+
+    Queries and keys of Qwen2 keep their size, which makes attention scores of about 1. With scores of about 10
+    attention is nearly an argmax and enlarges rounding errors a hundredfold, so that tests see no small fault.
+    """
     if kind.startswith("qwen2"):
         kv_heads = {"qwen2": 2, "qwen2-grouped": 1}[kind]
         sizes = PolicyConfig(hidden_size=32, layers=2, heads=2, kv_heads=kv_heads, intermediate_size=48,
@@ -57,8 +65,8 @@ def model(kind: str = "qwen2", vocabulary: int = 420, seed: int = 0) -> PreTrain
             torch.manual_seed(seed)
             made = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     with torch.no_grad():
-        for parameter in made.parameters():
-            if parameter.ndim == 2:
+        for name, parameter in made.named_parameters():
+            if parameter.ndim == 2 and not (kind.startswith("qwen2") and ("q_proj" in name or "k_proj" in name)):
                 parameter.mul_(3)
     return made
 
@@ -76,3 +84,30 @@ def script_model(script: Sequence[int], vocabulary: int) -> PreTrainedModel:
             made.get_input_embeddings().weight[token, place] = 1.0
             made.get_output_embeddings().weight[following, place] = 10.0
     return made
+
+
+def turn_row(context: Sequence[int], ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """A turn behind its context: the ids of both, and a mask of the turn's."""
+    return [*context, *ids], [0] * len(context) + [1] * len(ids)
+
+
+@torch.no_grad()
+def row_logprobs(policy: PreTrainedModel, ids: Sequence[int], loss_mask: Sequence[int], temperature: float) -> Tensor:
+    """Log-probabilities of a row's loss tokens by one forward pass over the whole row."""
+    ids_B_T = torch.tensor([ids])
+    return token_logprobs(policy, ids_B_T, torch.ones_like(ids_B_T), torch.tensor([loss_mask]), temperature)[0]
+
+
+def logprob_rounding(policy: PreTrainedModel, ids: Sequence[int], loss_mask: Sequence[int],
+                     temperature: float) -> dict[str, Any]:
+    """``terms`` and ``scale`` of a row's log-probabilities, for ``assert_close``."""
+    [scale] = sensitivity(lambda: [row_logprobs(policy, ids, loss_mask, temperature)], policy.parameters())
+    return {"terms": longest_sum(policy, len(ids)), "scale": scale}
+
+
+def assert_same_samples(policy: PreTrainedModel, contexts: Sequence[Sequence[int]], left: Sequence[Sample],
+                        right: Sequence[Sample], temperature: float = 1.0) -> None:
+    """The same turns, with the same log-probabilities but for rounding."""
+    assert [(s.ids, s.stop) for s in left] == [(s.ids, s.stop) for s in right]
+    for context, a, b in zip(contexts, left, right, strict=True):
+        assert_close(a.logprobs, b.logprobs, **logprob_rounding(policy, *turn_row(context, a.ids), temperature))

@@ -4,16 +4,26 @@ import numpy as np
 import pytest
 import torch
 
-from tests.policies import codec, foreign_codec, model, script_model
+from tests.policies import (
+    assert_same_samples,
+    codec,
+    foreign_codec,
+    logprob_rounding,
+    model,
+    row_logprobs,
+    script_model,
+    turn_row,
+)
+from tests.tolerance import assert_close
 from turncredit.errors import ConfigError, NonFiniteError
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.engines.hf import HFEngine
-from turncredit.policy.model import token_logprobs
 from turncredit.policy.tokenizer import Codec, train_tokenizer
 from turncredit.types import TurnStop
 
 KINDS = ("qwen2", "qwen2-grouped", "llama", "gpt2")
 STOP = ("</search>", "</answer>")
+pytestmark = pytest.mark.numeric
 
 
 def contexts(*lengths: int, seed: int = 0) -> list[tuple[int, ...]]:
@@ -29,12 +39,6 @@ def ending_codec(count: int = 40) -> Codec:
 def sample(engine: HFEngine, given: list[tuple[int, ...]], seeds: list[int] | None = None, *, max_tokens: int = 10,
            temperature: float = 1.0, stop_tags: tuple[str, ...] = STOP) -> list[Sample]:
     return engine.generate(given, seeds=seeds, max_tokens=max_tokens, temperature=temperature, stop_tags=stop_tags)
-
-
-def assert_same(left: list[Sample], right: list[Sample]) -> None:
-    assert [(s.ids, s.stop) for s in left] == [(s.ids, s.stop) for s in right]
-    for a, b in zip(left, right, strict=True):
-        assert a.logprobs == pytest.approx(b.logprobs, abs=2e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,23 +60,23 @@ def test_logprobs_are_those_of_a_forward_pass_over_the_whole_sequence(kind, temp
     given = contexts(4, 17, 8)
     for context, one in zip(given, sample(HFEngine(policy, ending_codec()), given, [1, 2, 3], temperature=temperature),
                             strict=True):
-        ids_B_T = torch.tensor([context + one.ids])
-        mask_B_T = torch.tensor([[0] * len(context) + [1] * len(one.ids)])
-        expected, _ = token_logprobs(policy, ids_B_T, torch.ones_like(ids_B_T), mask_B_T, temperature)
-        assert one.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+        row = turn_row(context, one.ids)
+        assert_close(one.logprobs, row_logprobs(policy, *row, temperature),
+                     **logprob_rounding(policy, *row, temperature))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_is_the_same_alone_in_a_batch_and_in_any_order(kind):
-    engine = HFEngine(model(kind), ending_codec())
+    policy = model(kind)
+    engine = HFEngine(policy, ending_codec())
     given, seeds = contexts(5, 31, 5, 12, 2, 40, 12), [3, 1, 4, 15, 9, 2, 6]
     together = sample(engine, given, seeds)
     assert len({len(s.ids) for s in together}) > 1
     engine.reset_prefix_cache()
     alone = [sample(engine, [ids], [seed])[0] for ids, seed in zip(given, seeds, strict=True)]
-    assert_same(together, alone)
+    assert_same_samples(policy, given, together, alone)
     engine.reset_prefix_cache()
-    assert_same(together[::-1], sample(engine, given[::-1], seeds[::-1]))
+    assert_same_samples(policy, given[::-1], together[::-1], sample(engine, given[::-1], seeds[::-1]))
 
 
 def test_equal_contexts_differ_by_their_seeds_alone():
@@ -92,7 +96,8 @@ def test_cached_prefixes_change_no_sample(kind):
     for turn, rows in enumerate((7, 7, 12, 3, 5)):
         seeds = list(range(turn * 100, turn * 100 + len(given)))
         found = sample(warm, given, seeds, max_tokens=6)
-        assert_same(found, sample(HFEngine(policy, ending_codec()), given, seeds, max_tokens=6))
+        assert_same_samples(policy, given, found,
+                            sample(HFEngine(policy, ending_codec()), given, seeds, max_tokens=6))
         grown = [ids + one.ids + tuple(rng.integers(5, 400, rng.integers(0, 9)).tolist())
                  for ids, one in zip(given, found, strict=True)]
         given = [grown[i] for i in rng.integers(0, len(grown), rows)]
@@ -107,7 +112,7 @@ def test_only_what_the_cache_lacks_goes_through_the_model(monkeypatch):
     forward = engine._forward
     monkeypatch.setattr(engine, "_forward", lambda tokens, *rest: (fed.append(tokens.shape), forward(tokens, *rest))[1])
     extended = contexts(30)[0] + one.ids + (7, 8, 9)
-    sample(engine, [extended] * 4, [0, 1, 2, 3], max_tokens=2)
+    sample(engine, [extended] * 4, [1, 2, 3, 5], max_tokens=2)  # no end id is drawn first
     assert fed == [(1, 4), (4, 1)]  # the last sampled token and the three new ones, once for all four
 
 
@@ -120,7 +125,7 @@ def test_after_a_weight_update_and_a_reset_nothing_old_is_left():
         policy.get_input_embeddings().weight.mul_(-1)
     engine.reset_prefix_cache()
     after = sample(engine, given, [1, 2])
-    assert_same(after, sample(HFEngine(policy, codec()), given, [1, 2]))
+    assert_same_samples(policy, given, after, sample(HFEngine(policy, codec()), given, [1, 2]))
     assert before != after
 
 
@@ -227,7 +232,8 @@ def test_logits_that_are_not_finite_stop_the_run_and_poison_no_later_call():
     with torch.no_grad():
         weight.copy_(kept)
     short = contexts(3, 30)
-    assert_same(sample(engine, short, [0, 1]), sample(HFEngine(policy, codec()), short, [0, 1]))
+    assert_same_samples(policy, short, sample(engine, short, [0, 1]),
+                        sample(HFEngine(policy, codec()), short, [0, 1]))
 
 
 def test_a_model_with_windowed_layers_is_refused():

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.policies import model, tokenizer
+from tests.tolerance import assert_close, error_ratio, longest_sum, sensitivity
 from turncredit.config.data import PolicyConfig
 from turncredit.errors import CheckpointError, ConfigError
 from turncredit.policy.model import (
@@ -19,6 +20,7 @@ from turncredit.policy.model import (
 from turncredit.policy.tokenizer import Codec
 
 KINDS = ("qwen2", "qwen2-grouped", "llama", "gpt2")
+pytestmark = pytest.mark.numeric
 
 
 def rows(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -39,13 +41,19 @@ def padded(left: int, right: int) -> tuple[Tensor, Tensor, Tensor]:
 def test_the_entry_of_a_token_is_its_probability_given_what_stands_before(kind):
     policy = model(kind)
     ids_B_T, attention_B_T, loss_mask_B_T = rows()
-    logprob_N, entropy_N = token_logprobs(policy, ids_B_T, attention_B_T, loss_mask_B_T, 0.7)
+
+    def compute() -> tuple[Tensor, Tensor]:
+        return token_logprobs(policy, ids_B_T, attention_B_T, loss_mask_B_T, 0.7)
+
     expected = []
     for ids, mask in zip(ids_B_T, loss_mask_B_T, strict=True):
         for t in mask.nonzero().flatten().tolist():
             log_p_V = (policy(ids[None, :t]).logits[0, -1] / 0.7).log_softmax(-1)
             expected.append((log_p_V[ids[t]].item(), -(log_p_V.exp() * log_p_V).sum().item()))
-    assert torch.allclose(torch.stack([logprob_N, entropy_N], -1), torch.tensor(expected), atol=2e-5)
+    (logprob_N, entropy_N), (of_logprob, of_entropy) = compute(), sensitivity(compute, policy.parameters())
+    by_hand, entropy = zip(*expected, strict=True)
+    assert_close(logprob_N, by_hand, terms=longest_sum(policy, ids_B_T.shape[1]), scale=of_logprob)
+    assert_close(entropy_N, entropy, terms=policy.config.vocab_size, scale=of_entropy + max(entropy))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,15 +62,17 @@ def test_padding_on_either_side_moves_no_logprob_no_value_and_no_gradient(kind, 
     policy = model(kind)
     critic = Critic(policy)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
-    found = []
-    for batch in (rows(), padded(left, right)):
-        policy.zero_grad()
+
+    @torch.enable_grad()
+    def compute(batch: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         logprob_N, _ = token_logprobs(policy, *batch, 1.0)
-        logprob_N.sum().backward()
-        gradient = torch.cat([p.grad.flatten() for p in policy.parameters()])
-        found.append((logprob_N.detach(), token_values(critic, *batch).detach(), gradient))
-    for plain, with_pads in zip(*found, strict=True):
-        assert torch.allclose(plain, with_pads, atol=2e-5, rtol=1e-4)
+        gradients = torch.autograd.grad(logprob_N.sum(), list(policy.parameters()))
+        return [logprob_N, token_values(critic, *batch), *gradients]
+
+    scales = sensitivity(lambda: compute(rows()), [*policy.parameters(), *critic.parameters()])
+    terms = longest_sum(policy, rows()[0].numel(), policy.config.vocab_size)  # the backward pass sums over these too
+    for plain, with_pads, scale in zip(compute(rows()), compute(padded(left, right)), scales, strict=True):
+        assert_close(with_pads, plain, terms=terms, scale=scale)
 
 
 def test_observation_tokens_get_no_gradient_and_yet_are_seen():
@@ -81,13 +91,17 @@ def test_observation_tokens_get_no_gradient_and_yet_are_seen():
     assert torch.equal(touched_B_T[:, :-1], loss_mask_B_T[:, 1:].bool())
     assert not touched_B_T[:, -1].any()
 
-    before_N, _ = token_logprobs(policy, ids_B_T, attention_B_T, loss_mask_B_T, 1.0)
+    def compute(ids_B_T: Tensor) -> list[Tensor]:
+        return [token_logprobs(policy, ids_B_T, attention_B_T, loss_mask_B_T, 1.0)[0].view(2, 5)]
+
+    [before_B_N], [scale] = compute(ids_B_T), sensitivity(lambda: compute(ids_B_T), policy.parameters())
     other_B_T = ids_B_T.clone()
     other_B_T[:, 7:10] = torch.tensor([11, 12, 13])  # another passage
-    after_N, _ = token_logprobs(policy, other_B_T, attention_B_T, loss_mask_B_T, 1.0)
-    moved_B_N = ((before_N - after_N).abs() > 1e-6).view(2, 5)
-    assert not moved_B_N[:, :3].any()  # the turn before it
-    assert moved_B_N[:, 3:].all()  # the turn after it
+    [after_B_N] = compute(other_B_T)
+    terms = longest_sum(policy, ids_B_T.shape[1])
+    assert_close(before_B_N[:, :3], after_B_N[:, :3], terms=terms, scale=scale)  # the turn before it
+    for before, after in zip(before_B_N[:, 3:].flatten(), after_B_N[:, 3:].flatten(), strict=True):
+        assert error_ratio(before, after, terms=terms, scale=scale) > 100  # the turn after it
 
 
 def test_the_value_of_a_token_is_predicted_before_the_token_is_there():
@@ -96,11 +110,13 @@ def test_the_value_of_a_token_is_predicted_before_the_token_is_there():
     ids_B_T, attention_B_T, _ = rows()
     values_B_T = critic(ids_B_T, attention_B_T)
     hidden = critic.backbone(ids_B_T).last_hidden_state
-    assert torch.allclose(values_B_T[:, 5], critic.head(hidden[:, 4]).squeeze(-1), atol=1e-5)
+    [scale] = sensitivity(lambda: [critic(ids_B_T, attention_B_T)], critic.parameters())
+    rounding = {"terms": longest_sum(critic, ids_B_T.shape[1]), "scale": scale}
+    assert_close(values_B_T[:, 5], critic.head(hidden[:, 4]).squeeze(-1), **rounding)
     changed_B_T = ids_B_T.clone()
     changed_B_T[:, 5] = 9
     again_B_T = critic(changed_B_T, attention_B_T)
-    assert torch.allclose(values_B_T[:, :6], again_B_T[:, :6], atol=1e-6)
+    assert_close(values_B_T[:, :6], again_B_T[:, :6], **rounding)
     assert (values_B_T[:, 6:] != again_B_T[:, 6:]).all()
 
 

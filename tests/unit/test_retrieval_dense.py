@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.encoders import faiss_config, passages, write_corpus
+from tests.tolerance import assert_close
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.data.corpus import PassageTable, build_table, read_corpus
 from turncredit.errors import ConfigError, DataError
@@ -18,6 +19,7 @@ from turncredit.retrieval.manifest import needs, read_manifest
 from turncredit.retrieval.vectors import Vectors, read_flat_file, read_shard, read_shards, shard_path, shard_range
 
 DIMENSION = 16
+pytestmark = pytest.mark.numeric
 
 
 class HashEncoder:
@@ -202,7 +204,8 @@ def test_exact_search_is_the_search_by_hand(tmp_path, storage, block, k):
     queries = unit(9, seed=1)
     scores, rows = FlatIndex(tmp_path / "vectors.npy", block=block).search(queries, k)
     assert np.array_equal(rows, by_hand(vectors, queries, k))
-    assert np.allclose(scores, np.take_along_axis(queries @ vectors.T.astype(np.float32), rows, 1), atol=1e-6)
+    expected = np.take_along_axis(queries @ vectors.T.astype(np.float32), rows, 1)
+    assert_close(scores, expected, terms=DIMENSION, scale=1.0)  # of vectors of length 1
 
 
 @pytest.mark.parametrize("block", [5, 64, 1000])
@@ -285,7 +288,8 @@ def searcher(tmp_path, table):
 
 def test_a_passage_s_own_text_finds_it_and_blank_queries_find_nothing(searcher, table):
     own, blank, again = searcher.search([table[7].contents, "  ", table[7].contents], 3)
-    assert own[0] == (table[7], pytest.approx(1.0, abs=1e-6))
+    assert own[0][0] == table[7]
+    assert_close(own[0][1], 1.0, terms=DIMENSION)
     assert (len(own), blank, again) == (3, [], own)
     assert [score for _, score in own] == sorted((score for _, score in own), reverse=True)
     assert searcher.search(["x"], 0) == [[]]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.engines import OneByOne
-from tests.policies import codec, model
+from tests.policies import codec, logprob_rounding, model
+from tests.tolerance import assert_close
 from tests.unit.test_rollout import ANSWER, SEARCH, Retriever, Talk, config, questions, seed_of
 from turncredit.errors import RetrieverError
 from turncredit.policy.engines.base import Sample
@@ -68,11 +69,13 @@ def play(engine: object, retriever: object, count: int, *, branching: Sequence[i
         temperature=1.0))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("branching", [(3, 1, 1), (2, 2, 1)])
 def test_the_groups_are_those_of_the_batched_rollout(branching: tuple[int, ...], greedy: bool) -> None:
     settings = config(max_turn_tokens=8, max_context_tokens=200)
-    engine, found = HFEngine(model(), codec()), []
+    policy, found = model(), []
+    engine = HFEngine(policy, codec())
     for play_all, player in ((episode.rollout, engine), (asynchronous.rollout, OneByOne(engine))):
         engine.reset_prefix_cache()
         found.append(play_all(questions(3), make_task(settings), player, Retriever(), codec(), branching=branching,
@@ -82,7 +85,7 @@ def test_the_groups_are_those_of_the_batched_rollout(branching: tuple[int, ...],
         assert left.node_L_K == right.node_L_K
         for a, b in zip(left.transcripts, right.transcripts, strict=True):
             assert (a.ids, a.loss_mask.tolist(), a.stop) == (b.ids, b.loss_mask.tolist(), b.stop)
-            assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)  # rounding of another batch
+            assert_close(a.logprobs, b.logprobs, **logprob_rounding(policy, a.ids, a.loss_mask.tolist(), 1.0))
 
 
 def test_searches_and_answers_are_those_of_the_batched_rollout() -> None:
