@@ -81,7 +81,7 @@ def sensitivity(compute: Callable[[], Sequence[Tensor]], weights: Iterable[Tenso
 
     Args:
         compute: computes the results from the weights as they are.
-        weights: changed in place meanwhile, and put back.
+        weights: changed in place meanwhile, and put back; ``compute`` may change them too.
 
     Returns:
         for each result its ``scale``: the root mean square change over draws, largest over entries.
@@ -89,15 +89,20 @@ def sensitivity(compute: Callable[[], Sequence[Tensor]], weights: Iterable[Tenso
     own = list(weights)
     kept = [weight.clone() for weight in own]
     generator = torch.Generator().manual_seed(0)
-    before = [result.detach().double().clone() for result in compute()]
-    total = [torch.zeros_like(result) for result in before]
-    for _ in range(_DRAWS):
+
+    def results(step: float) -> list[Tensor]:
         try:
             for weight in own:
-                weight.mul_(1 + _STEP * torch.randn(weight.shape, generator=generator))
-            for sum_, start, moved in zip(total, before, compute(), strict=True):
-                sum_ += ((moved.detach().double() - start) / _STEP).square() / _DRAWS
+                weight.mul_(1 + step * torch.randn(weight.shape, generator=generator))
+            with torch.enable_grad():
+                return [result.detach().double().clone() for result in compute()]
         finally:
             for weight, old in zip(own, kept, strict=True):
                 weight.copy_(old)
+
+    before = results(0.0)
+    total = [torch.zeros_like(result) for result in before]
+    for _ in range(_DRAWS):
+        for sum_, start, moved in zip(total, before, results(_STEP), strict=True):
+            sum_ += ((moved - start) / _STEP).square() / _DRAWS
     return [sum_.max().sqrt().item() for sum_ in total]

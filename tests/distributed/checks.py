@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from tests.models import sampled_by, tiny_policy
 from tests.small_run import FakeRetriever, config, events, train
+from tests.tolerance import longest_sum, sensitivity
 from tests.trees import random_rewards, random_tree
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import RunConfig
@@ -75,8 +76,9 @@ def run_config(arm: str, **training: Any) -> RunConfig:
 # The gradient -----------------------------------------------------------------------------------
 
 
-def gradient(arm: str, processes: Processes, launch: LaunchConfig) -> tuple[Learner, dict[str, Tensor], Facts]:
-    """The gradient of one batch, in full, and what else the learner finds."""
+def gradient(arm: str, processes: Processes, launch: LaunchConfig, *,
+             rounding: bool = False) -> tuple[Learner, dict[str, Tensor], Facts]:
+    """The gradient of one batch, in full, and what else the learner finds; asked for, also how rounding enters them."""
     policy, reference = tiny_policy(seed=0), tiny_policy(seed=1)
     trees = [random_tree(i, 2, 3, early=0.2, question=f"q{i}") for i in range(3 if arm == "tree" else 9)]
     groups = trees if arm == "tree" else [Group.of_chains([tree.transcripts[0]]) for tree in trees]
@@ -99,29 +101,42 @@ def gradient(arm: str, processes: Processes, launch: LaunchConfig) -> tuple[Lear
         return {f"{i} {name}": tensor.double().clone() for i, model in enumerate(models)
                 for name, tensor in learner.layout.full_weights(model)}
 
+    def update() -> tuple[Facts, dict[str, Tensor]]:
+        before = weights()
+        report = learner.update(batch, credit, step=0, seed=0, kl_in_loss=not estimator.kl_in_reward,
+                                reference_logprob_N=reference_N, old_value_N=value_N)
+        after = weights()
+        return report, {name: before[name] - after[name] for name in before}
+
+    def results() -> list[Tensor]:
+        first = [learner.reference_logprobs(batch)] + ([] if value_N is None else [learner.values(batch)])
+        report, steps = update()
+        return [*first, torch.cat([step.flatten() for step in steps.values()]), *map(torch.tensor, report.values())]
+
+    perturbed = [weight for model in (*models, reference) for weight in model.parameters()]
+    scales = sensitivity(results, perturbed) if rounding else []
     logits_rows: list[int] = []
     hook = learner.policy.get_output_embeddings().register_forward_hook(
         lambda module, inputs, output: logits_rows.append(output.numel() // output.shape[-1]))
-    before = weights()
-    report = learner.update(batch, credit, step=0, seed=0, kl_in_loss=not estimator.kl_in_reward,
-                            reference_logprob_N=reference_N, old_value_N=value_N)
+    report, steps = update()
     hook.remove()
-    after = weights()
     micros = batch.micro_batches(batch.trained, GRADIENT.micro_batch_tokens)
     mine = local_packs(micros, processes)
+    names = ["reference", *([] if value_N is None else ["values"]), "gradient", *report]
     found = {"report": report, "micro_batches": len(micros), "logits_rows": sum(logits_rows),
              "loss_tokens": sum(len(micro.flat_N) for micro, counts in mine if counts),
              "repeated": sum(len(micro.flat_N) for micro, counts in mine if not counts),
-             "all": len(batch.old_logprob_N),
+             "all": len(batch.old_logprob_N), "terms": longest_sum(learner.policy, sum(map(len, batch.ids_R))),
+             "scales": dict(zip(names, scales, strict=rounding)),
              "values": [] if value_N is None else value_N.tolist(), "reference": reference_N.tolist()}
-    return learner, {name: before[name] - after[name] for name in before}, found
+    return learner, steps, found
 
 
 def same_gradient(processes: Processes, root: Path) -> Facts:
     """Two processes beside one, for both families, with whole and with sharded weights."""
     facts: Facts = {}
     for arm in ARMS:
-        _, alone, expected = gradient(arm, SINGLE_PROCESS, LaunchConfig())
+        _, alone, expected = gradient(arm, SINGLE_PROCESS, LaunchConfig(), rounding=True)
         for name, shard, launch in (
                 ("whole", False, LAUNCH), ("sharded", True, LAUNCH),
                 ("recomputed", True, LAUNCH.model_copy(update={"gradient_checkpointing": True})),

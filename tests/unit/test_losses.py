@@ -124,7 +124,6 @@ def test_a_tree_equals_its_leaves_written_out(seed: int, branching: int, turns: 
     count = sum(int(row.loss_mask.sum()) for row in rows)
     credit = estimator.credit(groups, rewards, rows, old_logprob_N=torch.zeros(count))
 
-    @torch.enable_grad()
     def compute() -> tuple[Tensor, Tensor]:
         tree = objective(model, groups, credit, beta, reference)
         return tree, torch.autograd.grad(tree, model.weight)[0]

@@ -63,7 +63,6 @@ def test_padding_on_either_side_moves_no_logprob_no_value_and_no_gradient(kind, 
     critic = Critic(policy)
     torch.nn.init.normal_(critic.head.weight, generator=torch.Generator().manual_seed(1))
 
-    @torch.enable_grad()
     def compute(batch: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         logprob_N, _ = token_logprobs(policy, *batch, 1.0)
         gradients = torch.autograd.grad(logprob_N.sum(), list(policy.parameters()))
@@ -110,7 +109,7 @@ def test_the_value_of_a_token_is_predicted_before_the_token_is_there():
     ids_B_T, attention_B_T, _ = rows()
     values_B_T = critic(ids_B_T, attention_B_T)
     hidden = critic.backbone(ids_B_T).last_hidden_state
-    [scale] = sensitivity(lambda: [critic(ids_B_T, attention_B_T)], critic.parameters())
+    [scale] = sensitivity(lambda: [critic(ids_B_T, attention_B_T)[:, :6]], critic.parameters())
     rounding = {"terms": longest_sum(critic, ids_B_T.shape[1]), "scale": scale}
     assert_close(values_B_T[:, 5], critic.head(hidden[:, 4]).squeeze(-1), **rounding)
     changed_B_T = ids_B_T.clone()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from tests.demonstrators import POLICY, SEARCH, TOOL, WORLD, Stage, make_stage
 from tests.policies import tokenizer as other_tokenizer
+from tests.tolerance import bound
 from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.retriever import RetrieverConfig
@@ -247,13 +248,16 @@ def test_clean_and_base_policies_are_whole_folders_and_the_seeds(stage: Stage, t
             stage.codec.encode_observation("<think> find")
 
 
+@pytest.mark.numeric
 def test_a_given_policy_is_where_the_clean_one_begins(stage: Stage, tmp_path: Path) -> None:
     save_policy(make_tiny_policy(POLICY, len(stage.codec.tokenizer), 7), tmp_path / "given", stage.codec.tokenizer)
     given = POLICY.model_copy(update={"path_or_id": str(tmp_path / "given")})
-    still = START.model_copy(update={"clean_learning_rate": 1e-9, "muon_learning_rate": 1e-9, "clean_steps": 1})
+    rate = 1e-9
+    still = START.model_copy(update={"clean_learning_rate": rate, "muon_learning_rate": rate, "clean_steps": 1})
     make_clean(scale(policy=given, warm_start=still), stage.data, stage.root, stage.tokenizer, tmp_path / "clean")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "clean"))
-    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
+    for name, weight in before.items():  # one step moves a weight by about its learning rate, and rounds the sum
+        assert (after[name] - weight).abs().max() <= 2 * rate + bound(1, weight.abs().max().item()), name
 
 
 def test_the_clean_policy_learns_every_task(stage: Stage) -> None:
