@@ -131,7 +131,7 @@ def test_a_tree_equals_its_leaves_written_out(seed: int, branching: int, turns: 
     leaves = written_out(twin, groups, estimator, rewards, beta, reference)
     leaves.backward()
     # all is float64, but the credit is rounded to float32 once
-    scales = sensitivity(compute, [credit.positive_N, credit.negative_N, credit.weight_N])
+    scales = sensitivity(compute, [*(credit.shared_N or [credit.advantage_N]), credit.weight_N])
     for found, expected, scale in zip(compute(), (leaves, twin.weight.grad), scales, strict=True):
         assert_close(found, expected, scale=scale)
 
