@@ -35,7 +35,7 @@ def sampled_by(model: PreTrainedModel, groups: Sequence[Group], temperature: flo
         for transcript in group.transcripts:
             ids_B_T = torch.tensor([transcript.ids])
             logprob_N, _ = token_logprobs(model, ids_B_T, torch.ones_like(ids_B_T),
-                                          torch.tensor([transcript.loss_mask]), temperature)
+                                          torch.from_numpy(transcript.loss_mask)[None], temperature)
             rest, turns = logprob_N.tolist(), []
             for turn in transcript.turns:
                 turns.append(replace(turn, logprobs=tuple(rest[:len(turn.sampled_ids)])))
