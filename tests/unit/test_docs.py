@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import csv
+import json
 import re
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from turncredit.cli.main import app
+from turncredit.cli.reports import reports
 from turncredit.config import algorithm as algorithm_config
 from turncredit.config import data as materials
 from turncredit.config import load as config
@@ -22,12 +26,18 @@ from turncredit.config import retriever as retrieval_config
 from turncredit.config import runtime as equipment
 from turncredit.config import task as task_config
 from turncredit.config import training as training_config
+from turncredit.data.sources import load_registry
+from turncredit.miniature.build import build_world
+from turncredit.miniature.questions import SPLITS
 from turncredit.reporting.catalogue import FIGURES, TABLES
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "turncredit"
 MAP, KEYS, README = "docs/PAPER_MAP.md", "config/README.md", "README.md"
-PAGES = (MAP, "docs/COST.md", "docs/DEVIATIONS.md", KEYS, README)
+USAGE, CLUSTER, DATA = "docs/USAGE.md", "docs/CLUSTER.md", "docs/DATA.md"
+PAGES = (MAP, "docs/COST.md", "docs/DEVIATIONS.md", USAGE, CLUSTER, DATA, KEYS, README)
+WITHOUT_PREFIX = (KEYS, USAGE, CLUSTER, DATA)  # pages that write `section.key`, not `config.section.key`
+README_BYTES = 10_240
 FILES = ("csv", "gz", "yaml", "json", "jsonl", "md", "rst", "pdf", "png", "html", "py", "txt", "smk", "toml", "lock")
 # Where a short name of a page's `config.*` begins: the model whose fields follow.
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -121,7 +131,7 @@ def fault(reference: str, page: str = MAP) -> bool:
         return reference not in {*FIGURES, *TABLES}
     if not re.fullmatch(r"[a-z_]+(\.[\w-]+)+", reference) or reference.rpartition(".")[2] in FILES:
         return False
-    if page == KEYS and is_key(f"config.{reference}"):  # its own keys are written without the prefix
+    if page in WITHOUT_PREFIX and is_key(f"config.{reference}"):
         return False
     if reference.startswith("config."):
         return not is_key(reference)
@@ -196,12 +206,11 @@ def test_the_readmes_tree_holds_every_folder_and_nothing_else() -> None:
     tree = next(block for block in re.findall(r"```\n(.*?)```", text(README), re.DOTALL) if "src/turncredit/" in block)
     drawn, folders = set(), [""]
     for line in tree.splitlines():
-        depth, name = (len(line) - len(line.lstrip())) // 2, line.split()[0] if line.strip() else ""
-        if name.endswith("/"):
-            folders = [*folders[: depth + 1], folders[depth] + name]
-            drawn.add(folders[-1])
-        elif name:
-            assert list(ROOT.glob(folders[depth] + name)), name
+        depth = (len(line) - len(line.lstrip())) // 2
+        names = list(takewhile(lambda word: word.endswith("/"), line.split()))  # a line may name several folders
+        assert names, line
+        drawn |= {folders[depth] + name for name in names}
+        folders = [*folders[: depth + 1], folders[depth] + names[-1]]
     assert not {name for name in drawn if not (ROOT / name).is_dir()}
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True)
     tracked = {name for name in map(Path, listed.stdout.splitlines()) if (ROOT / name).exists()}
@@ -216,3 +225,53 @@ def test_the_readme_has_one_place_for_the_generated_results() -> None:
     begin, end = written.groups()
     assert [text(README).count(marker) for marker in (begin, end)] == [1, 1]
     assert text(README).index(begin) < text(README).index(end)
+
+
+def test_the_readme_is_short_and_its_table_is_that_of_idea() -> None:
+    assert len(text(README).encode()) <= README_BYTES
+    table = re.search(r"<!-- table: two turns, .*? -->\n\n(.*?)\n\n<!-- end -->", text("docs/IDEA.md"), re.DOTALL)
+    assert table
+    assert table[1] in text(README)
+
+
+@pytest.mark.parametrize("page", [README, "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+def test_every_link_between_pages_leads_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", text(page)):
+        if "://" in link:
+            continue
+        path, _, heading = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", target.read_text(encoding="utf-8"), flags=re.DOTALL),
+                            re.MULTILINE) if heading else []
+        assert not heading or heading in {re.sub(r"[^\w -]", "", t).lower().replace(" ", "-") for t in titles}, link
+
+
+def test_the_usage_page_names_every_make_target_and_every_command() -> None:
+    named = text(USAGE)
+    targets = set(re.findall(r"^([a-z-]+):", text("Makefile"), re.MULTILINE)) - {"help", "setup"}
+    assert not {target for target in targets if f"make {target}" not in named}
+    registered = [*app.registered_commands, *reports.registered_commands]
+    commands = {command.name or command.callback.__name__ for command in registered if command.callback is not None}
+    assert {"train", "import-run"} <= commands
+    assert not {name for name in commands if not re.search(rf"(turncredit |`){name}\b", named)}
+
+
+def test_the_data_page_holds_every_source_and_the_mini_world(tmp_path: Path) -> None:
+    registry = load_registry(ROOT)
+    told = {name: row for row in rows(DATA) if "source" in row for name in re.findall(r"`([\w.-]+)`", row["source"])}
+    assert told.keys() == registry.sources.keys()
+    for name, source in registry.sources.items():
+        counts = {str(n) for file in source.files.values() for n in [sum(file.rows.values())] if n}
+        assert counts <= {n.replace(",", "") for n in re.findall(r"\d[\d,]*", told[name]["rows"])}, name
+        if source.files and all(file.size for file in source.files.values()):
+            assert f"{source.bytes:,}" in told[name]["download"], name
+    build_world(config.load_scale("mini", ROOT / "config").made_world(), tmp_path)
+    world = json.loads((tmp_path / "world.json").read_text())
+    assert f"{world['countries']} countries and {world['passages']:,} passages" in text(DATA)
+    counted = {row["set"].strip("`"): row for row in rows(DATA) if "chance level" in row}
+    assert {n: {s: int(row[s]) for s in SPLITS} for n, row in counted.items()} == world["questions"]
+    assert {n: float(row["chance level"]) for n, row in counted.items()} == world["chance"]
+    examples = {row["set"].strip("`"): row["example from the test split"] for row in rows(DATA) if "hops" in row}
+    for name, example in examples.items():
+        assert example in (tmp_path / "questions" / f"{name}.test.jsonl").read_text()

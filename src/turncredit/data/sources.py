@@ -177,7 +177,7 @@ def load_registry(root: Path) -> Registry:
         registry = Registry.model_validate(read_mapping(path) | {k: v for k, v in overrides.items() if v})
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error, Registry)}",
-                          "see docs/PAPER_SCALE.md for the keys") from error
+                          "docs/DATA.md explains each key") from error
     return registry.model_copy(update={"downloads": str(root / registry.downloads)})
 
 
