@@ -18,22 +18,27 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import RunConfig, load_scale
 from turncredit.config.training import TrainingConfig
 from turncredit.credit.base import make_estimator
+from turncredit.data.questions import read_split
 from turncredit.errors import ConfigError
-from turncredit.evaluation import Bench
+from turncredit.evaluation import EpisodeRunner
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec, load_tokenizer
 from turncredit.tasks.env import Message
+from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.registry import make_task
-from turncredit.tasks.search.passages import show
+from turncredit.tasks.search import TASK
+from turncredit.tasks.search.config import QuestionTaskConfig
+from turncredit.tasks.search.environment import SERVICE
+from turncredit.tasks.search.passages import format_passages
 from turncredit.tasks.search.protocol import RULES
-from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.search.services import SearchService
 from turncredit.training.budget import TokenBudget
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now
-from turncredit.training.run import read_split, set_threads
+from turncredit.training.run import set_threads
 from turncredit.training.run_folder import RunPaths
 from turncredit.types import Document, Question, Transcript
 
@@ -96,11 +101,11 @@ def even_share(ids: Sequence[int]) -> float:
     return 1000 * sum(i % 2 == 0 for i in ids) / len(ids)
 
 
-def reward(transcript: Transcript, question: Question) -> Rewards:
+def reward(transcript: Transcript, item: Question) -> Rewards:
     """``even_share`` of what was sampled, as an outcome."""
     sampled = [i for turn in transcript.turns for i in turn.sampled_ids]
-    nothing = (0.0,) * len(transcript.turns)
-    return Rewards(nothing, even_share(sampled), 0.0, 0.0, 0.0, 0.0, "", 0, {})
+    return Rewards((0.0,) * len(transcript.turns), even_share(sampled), {metric.name: 0.0 for metric in TASK.metrics},
+                   dict.fromkeys(TASK.components, 0.0), {"hops": item.hops, "prediction": ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,7 @@ class Setting:
         vocabulary = load_policy(paths.policy, "cpu").config.vocab_size
         tokenizer = load_tokenizer(paths.policy)
         if case.ends:
-            tags = SearchingTask(config.task, RULES).stop_tags
+            tags = make_task(config.task).stop_tags
             ids_of_tag = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in tags]
             if any(len(ids) != 1 for ids in ids_of_tag):
                 raise ConfigError(f"{paths.policy}: {' or '.join(tags)} is more than one token, and TRL ends turns at "
@@ -176,14 +181,21 @@ class Setting:
     def prompts(self) -> list[list[Message]]:
         """What each question's episodes begin with."""
         codec, task = self.codec, make_task(self.config.task)
-        return [task.start(question, codec.count, codec.cut).prompt() for question in self.questions]
+        return [task.start(question, codec.count, codec.cut).reset() for question in self.questions]
 
     @property
     def observation(self) -> str:
         """What every turn but the last is answered."""
-        task, codec = self.config.task, self.codec
-        found = Shelf().search([""], task.top_k)[0]
-        return show(found, RULES.grammar.result, task.max_observation_tokens, codec.count, codec.cut).text
+        task, codec = self.task, self.codec
+        [documents] = Shelf().search([""], task.top_k)
+        return format_passages(documents, RULES.grammar.result, task.max_observation_tokens, codec.count,
+                               codec.cut).text
+
+    @property
+    def task(self) -> QuestionTaskConfig:
+        """The settings of the search task."""
+        assert isinstance(self.config.task, QuestionTaskConfig)
+        return self.config.task
 
     @property
     def most_tokens(self) -> int:
@@ -191,11 +203,11 @@ class Setting:
         task = self.config.task
         return task.max_turns * task.max_turn_tokens + (task.max_turns - 1) * self.codec.count(self.observation)
 
-    def bench(self, learner: Learner) -> Bench:
-        """What plays the episodes with a learner's policy."""
-        kind = SearchingTask if self.case.ends else _Unstopped
-        codec = self.codec
-        return Bench(kind(self.config.task, RULES), reward, HFEngine(learner.policy, codec), Shelf(), codec)
+    def runner(self, learner: Learner) -> EpisodeRunner:
+        """Plays the episodes with a learner's policy."""
+        task = (SearchingTask if self.case.ends else _Unstopped)(self.task, RULES)
+        codec, services = self.codec, {SERVICE: SearchService(Shelf(), self.task.top_k)}
+        return EpisodeRunner(TASK, task, reward, HFEngine(learner.policy, codec), services, codec)
 
     def learner(self) -> Learner:
         """A new learner of the policy."""
@@ -218,7 +230,7 @@ class Ours:
         self._progress = Progress(started=now(), budget=TokenBudget(1, 1.0))
         learner = setting.learner()
         self._trainer = Trainer(
-            setting.config, setting.bench(learner), make_estimator(GRPO, setting.config.training), learner,
+            setting.config, setting.runner(learner), make_estimator(GRPO, setting.config.training), learner,
             setting.questions, (), Path(), "bench", StopRequest())
 
     def step(self) -> Spent:

@@ -19,12 +19,16 @@ from bench.retrieval import BATCH, retrieval_rates
 from bench.steps import arm_steps
 from bench.trees import tree_costs
 from turncredit.config.load import Scale
+from turncredit.data.questions import read_split
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.lifecycle import retriever
 from turncredit.retrieval.manifest import read_manifest
 from turncredit.tasks.registry import make_task
-from turncredit.training.run import read_split, set_threads
+from turncredit.tasks.search.config import QuestionTaskConfig
+from turncredit.tasks.search.environment import SERVICE
+from turncredit.tasks.search.services import SearchService
+from turncredit.training.run import set_threads
 from turncredit.training.run_folder import RunPaths
 
 
@@ -48,6 +52,8 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
     configs = [scale.run(EXPERIMENT, arm, 0) for arm in arms]
     config, paths = configs[0], RunPaths.under(root, configs[0])
     set_threads(config)
+    assert isinstance(config.task, QuestionTaskConfig)
+    top_k = config.task.top_k
     questions = read_split(paths.data, "train", config.train_on)
     read_manifest(paths.index)
     codec, policy = Codec.load(paths.policy), load_policy(paths.policy, config.device)
@@ -58,13 +64,14 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
     with TemporaryDirectory() as scratch, retriever(paths.index, scale.retriever) as shared:
         for config in configs:
             with retriever(paths.index, scale.retriever) as search:  # the same server, an empty cache
-                yield from arm_steps(config, replace(paths, checkpoints=Path(scratch, config.arm)), search, steps, peak)
+                yield from arm_steps(config, replace(paths, checkpoints=Path(scratch, config.arm)),
+                                     {SERVICE: SearchService(search, top_k)}, steps, peak)
         yield from tree_costs(config, paths.policy, shared, questions)
         queries = list(dict.fromkeys(hop.query for question in questions for hop in question.plan))[:16 * BATCH]
-        yield from retrieval_rates(paths.data, paths.index, scale.retriever, queries, config.task.top_k,
+        yield from retrieval_rates(paths.data, paths.index, scale.retriever, queries, top_k,
                                    Path(scratch, "index"))
     task = make_task(config.task)
-    prompts = [task.start(question, codec.count, codec.cut).prompt() for question in questions[:BATCH]]
+    prompts = [task.start(question, codec.count, codec.cut).reset() for question in questions[:BATCH]]
     yield from beside_generate(policy, codec, list(map(codec.encode_prompt, prompts)), config.task.max_turn_tokens)
     for peer in peers:  # last: each has both cores and the memory to itself
         yield from measured_by(peer, root, scale.name, steps, scale.threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -10,24 +11,26 @@ from bench.cost import CountingLearner
 from bench.results import Measured
 from turncredit.config.load import RunConfig
 from turncredit.credit.base import make_estimator
+from turncredit.data.questions import read_split
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import Critic, load_policy
 from turncredit.policy.tokenizer import Codec
-from turncredit.retrieval.client import Retriever
+from turncredit.tasks.env import Service
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now
-from turncredit.training.run import make_bench, read_split
+from turncredit.training.run import make_runner
 from turncredit.training.run_folder import RunPaths
 
 
-def arm_steps(config: RunConfig, paths: RunPaths, search: Retriever, steps: int, peak: float) -> list[Measured]:
+def arm_steps(config: RunConfig, paths: RunPaths, services: Mapping[str, Service], steps: int,
+              peak: float) -> list[Measured]:
     """Train an arm for one step and then for ``steps`` measured ones.
 
     Args:
         config: the run; its steps and validation are shortened.
         paths: where data and base policy are; checkpoints go to ``paths.checkpoints``.
-        search: with a cache of its own.
+        services: with caches of their own.
         steps: measured, after the first.
         peak: FLOP/s that count as 1.
     """
@@ -40,7 +43,7 @@ def arm_steps(config: RunConfig, paths: RunPaths, search: Retriever, steps: int,
                               load_policy(paths.policy, config.device) if training.kl_coefficient else None,
                               training, config.device)
     trainer = Trainer(
-        config, make_bench(config, HFEngine(learner.policy, codec), search, codec), estimator, learner,
+        config, make_runner(config, HFEngine(learner.policy, codec), services, codec), estimator, learner,
         read_split(paths.data, "train", config.train_on), read_split(paths.data, "validation", config.train_on)[:16],
         paths.checkpoints, "bench", StopRequest())
     rows: Any = trainer.train(Progress(started=now())).rows[2:]  # without validation and the first step

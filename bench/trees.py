@@ -14,42 +14,44 @@ from bench.results import REPEATS, Measured
 from turncredit.config.load import RunConfig
 from turncredit.credit.base import TokenCredit
 from turncredit.credit.rows import Row, rows_of
-from turncredit.evaluation import Bench
+from turncredit.evaluation import EpisodeRunner
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
 from turncredit.seeding import digest
-from turncredit.tasks.env import CountTokens, CutTokens, Step
-from turncredit.tasks.search.environment import Episode, EpisodeTask
+from turncredit.tasks.env import CountTokens, CutTokens, Request, Step
+from turncredit.tasks.search.config import QuestionTaskConfig
+from turncredit.tasks.search.environment import SERVICE, SearchEnvironment, SearchTask
 from turncredit.tasks.search.protocol import RULES
+from turncredit.tasks.search.services import SearchService
 from turncredit.training.batch import Batch
 from turncredit.training.learner import Learner
-from turncredit.training.run import make_bench
+from turncredit.training.run import make_runner
 from turncredit.types import Document, Group, Question, TurnStop
 
 TREE_G, TREE_K, TREE_QUESTIONS = 4, 3, 3
 CHAINS, TREE, LEAVES = "chains", "tree", "leaves written out"
 
 
-class SearchingTask(EpisodeTask):
-    """The search task, deaf: it hears a search in every turn, so that all episodes last to the turn limit."""
+class SearchingTask(SearchTask):
+    """The search task with every turn replaced by a search, so that all episodes last to the turn limit."""
 
-    def start(self, question: Question, count_tokens: CountTokens, cut: CutTokens) -> Episode:
+    def start(self, item: Question, count_tokens: CountTokens, cut: CutTokens) -> SearchEnvironment:
         """See ``Task``."""
-        return _Searching(self.config, self.rules, question.question, count_tokens, cut)
+        return _Searching(self.config, self.rules, item.question, count_tokens, cut)
 
 
-class _Searching(Episode):
+class _Searching(SearchEnvironment):
     @property
-    def heard(self) -> str:
+    def search(self) -> str:
         return f"<think> </think><search> {self.question} </search>"
 
-    def query(self, text: str) -> str | None:
-        return super().query(self.heard)
+    def request(self, text: str) -> Request | None:
+        return super().request(self.search)
 
-    def step(self, text: str, stop: TurnStop, documents: Sequence[Document] | None) -> Step:
-        return super().step(self.heard, stop, documents)
+    def step(self, text: str, stop: TurnStop, response: Sequence[Document] | None) -> Step:
+        return super().step(self.search, stop, response)
 
 
 def leaf_path(path: tuple[int, ...]) -> tuple[int, ...]:
@@ -70,10 +72,10 @@ class Shape:
     branching: tuple[int, ...]
     seed_of: Callable[[str, tuple[int, ...]], int]
 
-    def play(self, bench: Bench, temperature: float) -> list[Group]:
+    def play(self, runner: EpisodeRunner, temperature: float) -> list[Group]:
         """Play all episodes from a cold cache."""
-        bench.engine.reset_prefix_cache()
-        return bench.play(self.questions, self.branching, seed_of=self.seed_of, temperature=temperature)
+        runner.engine.reset_prefix_cache()
+        return runner.play(self.questions, self.branching, seed_of=self.seed_of, temperature=temperature)
 
 
 def shapes(questions: Sequence[Question]) -> dict[str, Shape]:
@@ -94,17 +96,20 @@ def shapes(questions: Sequence[Question]) -> dict[str, Shape]:
 def tree_costs(config: RunConfig, policy: Path, search: Retriever, questions: Sequence[Question]) -> list[Measured]:
     """Seconds of rollout and update per distinct token, of full trees, chains and written-out leaves."""
     training = config.training.model_copy(update={"learning_rate": 1e-12})  # the policy stays what it is
-    task = SearchingTask(config.task.model_copy(update={"max_turns": TREE_K}), RULES)
+    settings = config.task.model_copy(update={"max_turns": TREE_K})
+    assert isinstance(settings, QuestionTaskConfig)
+    task = SearchingTask(settings, RULES)
     codec = Codec.load(policy)
     learner = Learner(load_policy(policy, config.device), None, None, training, config.device)
-    bench = replace(make_bench(config, HFEngine(learner.policy, codec), search, codec), task=task)
+    services = {SERVICE: SearchService(search, settings.top_k)}
+    runner = replace(make_runner(config, HFEngine(learner.policy, codec), services, codec), task=task)
     played = shapes(questions)
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in played}
     rows: dict[str, list[Row]] = {}
     for _ in range(REPEATS):  # in turns, so that a busy minute falls on all
         for name, shape in played.items():
             clock = [time.perf_counter()]
-            rows[name] = rows_of(shape.play(bench, training.temperature))
+            rows[name] = rows_of(shape.play(runner, training.temperature))
             clock.append(time.perf_counter())
             _update(learner, rows[name])
             clock.append(time.perf_counter())

@@ -135,11 +135,11 @@ def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured
     """
     setting = Setting.of(case, config, paths, kl_coefficient=BETA, max_grad_norm=1e9)
     training, learner = setting.config.training, setting.learner()
-    bench, estimator = setting.bench(learner), make_estimator(GRPO, training)
+    runner, estimator = setting.runner(learner), make_estimator(GRPO, training)
     branching = branching_of(setting.config.algorithm.rollout, case.turns, training)
-    groups = bench.play(setting.questions, branching, temperature=training.temperature,
-                        seed_of=lambda question, path: digest("same", question, *path))
-    scored = bench.score(setting.questions, groups, branching)
+    groups = runner.play(setting.questions, branching, temperature=training.temperature,
+                         seed_of=lambda question, path: digest("same", question, *path))
+    scored = runner.score(setting.questions, groups, branching)
     rows = rows_of(groups)
     batch = Batch.of(rows)
     noise_N = torch.randn(len(batch.old_logprob_N), generator=torch.Generator().manual_seed(0))

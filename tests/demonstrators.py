@@ -9,21 +9,25 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from turncredit.config.data import FLAWS, Flaw, PolicyConfig, WorldConfig
+from turncredit.config.data import PolicyConfig, WorldConfig
 from turncredit.config.retriever import RetrieverConfig
-from turncredit.config.task import TaskConfig
 from turncredit.data.corpus import Passage, read_corpus
+from turncredit.data.questions import read_split
 from turncredit.miniature.build import build_world
-from turncredit.miniature.demonstrations import Demonstration, demonstrate, kind_of
+from turncredit.miniature.demonstrations import Demonstration, demonstrate
 from turncredit.miniature.renaming import Renamer
 from turncredit.miniature.warm_start import make_renamer, make_tokenizer
 from turncredit.policy.tokenizer import Codec
-from turncredit.tasks.registry import make_task
-from turncredit.training.run import read_split
+from turncredit.tasks.registry import TASKS, make_task
+from turncredit.tasks.search.config import QuestionTaskConfig, SearchConfig
+from turncredit.tasks.search.demonstrations import FLAWS, kind_of
+from turncredit.tasks.search.environment import SERVICE
+from turncredit.tasks.search.services import SearchService
+from turncredit.tasks.tool_search.config import ToolSearchConfig
 from turncredit.types import Document, Question
 
-SEARCH = TaskConfig(name="search", max_turns=4, top_k=2, max_observation_tokens=120)
-TOOL = TaskConfig(name="tool_search", max_turns=2, top_k=1, max_turn_tokens=48, max_observation_tokens=96)
+SEARCH = SearchConfig(name="search", max_turns=4, top_k=2, max_observation_tokens=120)
+TOOL = ToolSearchConfig(name="tool_search", max_turns=2, top_k=1, max_turn_tokens=48, max_observation_tokens=96)
 WORLD = WorldConfig(cities=60, train_questions=14, validation_questions=2, test_questions=10)
 POLICY = PolicyConfig(vocabulary=1500, hidden_size=32, layers=2, heads=2, kv_heads=2, intermediate_size=48)
 
@@ -68,15 +72,18 @@ class Stage:
     def tokenizer(self) -> Path:
         return self.root / "tokenizer"
 
-    def asked(self, task: TaskConfig) -> list[Question]:
+    def asked(self, task: QuestionTaskConfig) -> list[Question]:
         """The train questions that a task has turns for."""
         return [question for question in self.questions if question.hops < task.max_turns]
 
-    def play(self, task: TaskConfig, questions: Sequence[Question], seed: int = 0,
+    def play(self, task: QuestionTaskConfig, questions: Sequence[Question], seed: int = 0,
              **flaws: float) -> list[Demonstration]:
         """Demonstrations with the given flaws at the given chances, whatever the kind of question."""
-        chances: dict[Flaw, float] = {flaw: flaws.get(flaw, 0.0) for flaw in FLAWS}
-        return demonstrate(questions, make_task(task), self.search, self.codec, self.renamer,
+        chances = {flaw: flaws.get(flaw, 0.0) for flaw in FLAWS}
+        demonstrations = TASKS[task.name].demonstrations
+        assert demonstrations is not None
+        return demonstrate(questions, make_task(task), demonstrations,
+                           {SERVICE: SearchService(self.search, task.top_k)}, self.codec, self.renamer,
                            {kind_of(question): chances for question in questions}, seed)
 
     @contextmanager

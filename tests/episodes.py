@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from turncredit.config.task import TaskConfig
 from turncredit.tasks.env import Environment
-from turncredit.tasks.registry import make_task
+from turncredit.tasks.plugin import Rewards
+from turncredit.tasks.registry import TASKS, make_task
+from turncredit.tasks.search.config import QuestionTaskConfig
 from turncredit.types import Document, Question, StopReason, Transcript, Turn, TurnStop
 
 HIT = Document("1", "Italy", "The capital of Italy is Rome. The currency is the Euro.")
 MISS = Document("2", "Peru", "Peru lies in South America.")
 
 
-def config(name: str = "search", **changes: object) -> TaskConfig:
+def config(name: str = "search", **changes: object) -> QuestionTaskConfig:
     base = {"name": name, "max_turns": 4, "max_observation_tokens": 1000, "top_k": 3}
-    return TaskConfig.model_validate(base | changes)
+    settings = TASKS[name].config.model_validate(base | changes)
+    assert isinstance(settings, QuestionTaskConfig)
+    return settings
 
 
 def question(*answers: str) -> Question:
@@ -31,7 +34,12 @@ def first_characters(text: str, count: int) -> str:
     return text[:count]
 
 
-def start(settings: TaskConfig) -> Environment:
+def measured(rewards: Rewards, *names: str) -> tuple[float, ...]:
+    """Some of the metrics of an episode."""
+    return tuple(rewards.metrics[name] for name in names)
+
+
+def start(settings: QuestionTaskConfig) -> Environment:
     return make_task(settings).start(question(), characters, first_characters)
 
 
@@ -51,7 +59,7 @@ def reason_answer(answer: str = "Rome") -> str:
     return f"<reasoning> I know </reasoning><answer> {answer} </answer>"
 
 
-def play(settings: TaskConfig, texts: Iterable[str], found: Sequence[Sequence[Document]] = ()) -> Transcript:
+def play(settings: QuestionTaskConfig, texts: Iterable[str], found: Sequence[Sequence[Document]] = ()) -> Transcript:
     """Play ``texts`` as turns; each executed search takes the next of ``found`` (none left: no passage).
 
     An episode that has not ended when the texts do was cut short by the context window.
@@ -60,8 +68,7 @@ def play(settings: TaskConfig, texts: Iterable[str], found: Sequence[Sequence[Do
     turns: list[Turn] = []
     reason = None
     for text in texts:
-        query = environment.query(text)
-        documents = None if query is None else (results.pop(0) if results else [])
+        documents = None if environment.request(text) is None else (results.pop(0) if results else [])
         step = environment.step(text, TurnStop.TAG, documents)
         turns.append(Turn(text, (7,), (-1.0,), TurnStop.TAG, step.observation, (8,) if step.observation.text else ()))
         if step.stop is not None:

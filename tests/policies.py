@@ -15,7 +15,7 @@ from tests.tolerance import assert_close, longest_sum, sensitivity
 from turncredit.config.data import PolicyConfig
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.model import make_tiny_policy, token_logprobs
-from turncredit.policy.tokenizer import TAGS, Codec, train_tokenizer
+from turncredit.policy.tokenizer import Codec, train_tokenizer
 
 torch.set_num_threads(1)
 TEXTS = (
@@ -28,7 +28,7 @@ TEXTS = (
 
 
 @cache
-def tokenizer(tags: tuple[str, ...] = TAGS, vocabulary: int = 420) -> PreTrainedTokenizerFast:
+def tokenizer(tags: tuple[str, ...] | None = None, vocabulary: int = 420) -> PreTrainedTokenizerFast:
     """Trained on ``TEXTS``; without ``tags`` each tag spans several tokens, as in a hub model."""
     return train_tokenizer(TEXTS * 6, vocabulary, tags)
 

@@ -24,12 +24,14 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.data import PolicyConfig
 from turncredit.config.load import RunConfig
 from turncredit.config.retriever import RetrieverConfig
-from turncredit.config.task import SearchRewards, TaskConfig
 from turncredit.config.training import TrainingConfig
 from turncredit.files import sha256
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import make_tiny_policy, save_policy
 from turncredit.policy.tokenizer import Codec, train_tokenizer
+from turncredit.tasks.plugin import ServiceSettings
+from turncredit.tasks.search import services
+from turncredit.tasks.search.config import SearchConfig, SearchRewards
 from turncredit.training import checkpoint, run
 from turncredit.training import loop as trainer
 from turncredit.training.learner import Learner
@@ -41,8 +43,8 @@ ALGORITHMS = {
     "tree": Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree"),
     "critic": Algorithm(estimator="critic", placement="per_turn", content="full", rollout="single"),
 }
-TASK = TaskConfig(name="search", max_turns=3, max_turn_tokens=12, max_observation_tokens=40,
-                  max_context_tokens=160, top_k=1)
+TASK = SearchConfig(name="search", max_turns=3, max_turn_tokens=12, max_observation_tokens=40,
+                    max_context_tokens=160, top_k=1)
 TRAINING = TrainingConfig(
     steps=5, tokens_per_step=150, group_size=3, minibatches=2, micro_batch_tokens=600, learning_rate=3e-3,
     warmup_steps=2, validate_every=2, checkpoint_every=1, temperature=0.9, inner_epochs=2)
@@ -122,18 +124,22 @@ def served() -> Iterator[None]:
     def fake(index: Path, config: RetrieverConfig) -> Iterator[FakeRetriever]:
         yield FakeRetriever()
 
-    real, run.retriever = run.retriever, fake  # type: ignore[assignment]
+    real, services.retriever = services.retriever, fake  # type: ignore[assignment]
     try:
         yield
     finally:
-        run.retriever = real
+        services.retriever = real
+
+
+def service_settings(paths: run.RunPaths) -> ServiceSettings:
+    return ServiceSettings(RetrieverConfig(), paths.index)
 
 
 def train(root: Path, config: RunConfig) -> run.RunPaths:
     """Train under ``root``."""
     paths = run.RunPaths.under(root, config)
     with served():
-        run.train_run(config, RetrieverConfig(), paths)
+        run.train_run(config, service_settings(paths), paths)
     return paths
 
 

@@ -26,6 +26,10 @@ class ConfigError(TurncreditError):
     """A configuration key or value is invalid."""
 
 
+class TaskError(TurncreditError):
+    """A task plug-in that breaks its protocol: wrong rewards, or a request that no service answers."""
+
+
 class DataError(TurncreditError):
     """A data file is missing, changed or malformed, or cannot be written."""
 

@@ -1,83 +1,95 @@
-"""Playing episodes and scoring them: the final evaluation, and the validation during training."""
+"""Plays and scores episodes: the final evaluation, and the validation during training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
 from turncredit.policy.engines.base import Engine, StreamingEngine
 from turncredit.policy.tokenizer import Codec
-from turncredit.retrieval.client import Retriever
 from turncredit.rollout import asynchronous
 from turncredit.rollout.batched import rollout
 from turncredit.rollout.state import SeedOf
 from turncredit.seeding import digest
-from turncredit.tasks.env import Task
-from turncredit.tasks.registry import make_task
-from turncredit.tasks.search.shared import RewardFunction, Rewards
-from turncredit.types import Group, Question, Transcript
+from turncredit.tasks.env import Service, Task
+from turncredit.tasks.plugin import RewardFunction, Rewards, TaskPlugin
+from turncredit.types import Group, Item, Transcript
 
 Decoding = Literal["greedy", "sampled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A scored leaf; ``share`` is its probability weight in its question's group, which sums to 1."""
+    """A scored leaf; ``share`` is its probability weight in its item's group, where shares sum to 1."""
 
-    question: Question
+    item: Item
     transcript: Transcript
     rewards: Rewards
     share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """Everything that plays and scores episodes."""
+class EpisodeRunner:
+    """Plays and scores the episodes of one task.
 
+    Attributes:
+        plugin: the task's plug-in, which declares what the rewards hold.
+        task: makes the environments.
+        reward: judges episodes.
+        engine: samples the turns.
+        services: answer the task's requests, by name.
+        codec: the policy's tokenizer.
+    """
+
+    plugin: TaskPlugin
     task: Task
     reward: RewardFunction
     engine: Engine
-    retriever: Retriever | None
+    services: Mapping[str, Service]
     codec: Codec
 
-    def play(self, questions: Sequence[Question], branching: Sequence[int], *,
+    def play(self, items: Sequence[Item], branching: Sequence[int], *,
              seed_of: SeedOf | None, temperature: float) -> list[Group]:
-        """One group a question, in order; ``seed_of`` None is greedy (see ``rollout.batched.rollout``).
+        """One group an item, in order; ``seed_of`` None is greedy (see ``rollout.batched.rollout``).
 
-        Episodes go at their own pace if the engine's turns end one by one.
+        An engine whose turns end one by one plays asynchronously.
         """
         if isinstance(self.engine, StreamingEngine):
-            return asynchronous.rollout(questions, self.task, self.engine, self.retriever, self.codec,
+            return asynchronous.rollout(items, self.task, self.engine, self.services, self.codec,
                                         branching=branching, seed_of=seed_of, temperature=temperature)
-        return rollout(questions, self.task, self.engine, self.retriever, self.codec, branching=branching,
+        return rollout(items, self.task, self.engine, self.services, self.codec, branching=branching,
                        seed_of=seed_of, temperature=temperature)
 
-    def score(self, questions: Sequence[Question], groups: Sequence[Group],
+    def score(self, items: Sequence[Item], groups: Sequence[Group],
               branching: Sequence[int]) -> list[list[Episode]]:
-        """The episodes of each group, as [group][leaf]."""
+        """The episodes of each group, as [group][leaf].
+
+        Raises:
+            TaskError: the reward function broke its protocol (see ``TaskPlugin.check``).
+        """
         return [
-            [Episode(question, leaf, self.reward(leaf, question), share)
+            [Episode(item, leaf, self._judge(leaf, item), share)
              for leaf, share in zip(group.transcripts, leaf_shares(group, branching), strict=True)]
-            for question, group in zip(questions, groups, strict=True)]
+            for item, group in zip(items, groups, strict=True)]
 
-    def chains(self, questions: Sequence[Question], *, seed_of: SeedOf | None = None,
+    def chains(self, items: Sequence[Item], *, seed_of: SeedOf | None = None,
                temperature: float = 1.0) -> list[Episode]:
-        """One scored episode a question; greedy by default."""
+        """One scored episode an item; greedy by default."""
         branching = (1,) * self.task.config.max_turns
-        groups = self.play(questions, branching, seed_of=seed_of, temperature=temperature)
-        return [episode for episodes in self.score(questions, groups, branching) for episode in episodes]
+        groups = self.play(items, branching, seed_of=seed_of, temperature=temperature)
+        return [episode for episodes in self.score(items, groups, branching) for episode in episodes]
 
-    def closed_book(self) -> Bench:
-        """The same bench without a retriever, where the only turn must answer."""
-        task = make_task(self.task.config.model_copy(update={"max_turns": 1}))
-        return replace(self, task=task, retriever=None)
+    def _judge(self, transcript: Transcript, item: Item) -> Rewards:
+        rewards = self.reward(transcript, item)
+        self.plugin.check(rewards, transcript)
+        return rewards
 
 
 def leaf_shares(group: Group, branching: Sequence[int]) -> list[float]:
-    """Each leaf's probability weight: a turn sampled b times from a state shares its weight by b.
+    """Each leaf's probability weight: a turn sampled b times from a state divides its weight by b.
 
     A plain mean over a tree's leaves would count episodes that go on more often than those that end
     early; weighted by these shares it estimates the policy's own mean. Sums to 1.
@@ -92,28 +104,31 @@ def leaf_shares(group: Group, branching: Sequence[int]) -> list[float]:
     return [share / total for share in share_L]
 
 
-def evaluate(bench: Bench, questions: Sequence[Question], decoding: Decoding = "greedy", seed: int = 0) -> pd.DataFrame:
-    """Play every question once; one row an episode, in the questions' order.
+def evaluate(runner: EpisodeRunner, items: Sequence[Item], decoding: Decoding = "greedy",
+             seed: int = 0) -> pd.DataFrame:
+    """Play every item once; one row an episode, in the items' order.
 
     Args:
-        bench: the policy's engine, the task and its rewards.
-        questions: the test questions, the same for all arms.
+        runner: the policy's engine, the task and its rewards.
+        items: the test items, the same for all arms.
         decoding: ``greedy``, or ``sampled`` at temperature 1.
-        seed: of sampled decoding; a sample depends on this seed and its question only.
+        seed: of sampled decoding; a sample depends on this seed and its item only.
 
     Returns:
-        columns of evaluation.csv: dataset, question_id, hops, prediction, answer_correct, f1,
-        format_correct, retrieval_correct, turns, searches, stop_reason, decoding, component_*.
+        columns of evaluation.csv: dataset, question_id, the task's columns, its metrics that are rates, turns, its
+        other metrics, stop_reason, decoding, component_*.
     """
-    seed_of = None if decoding == "greedy" else (lambda question, path: digest("evaluation", seed, question, *path))
+    seed_of = None if decoding == "greedy" else (lambda item, path: digest("evaluation", seed, item, *path))
+    rates = [metric.name for metric in runner.plugin.metrics if metric.kind == "rate"]
+    others = [metric.name for metric in runner.plugin.metrics if metric.kind != "rate"]
     records = []
-    for episode in bench.chains(questions, seed_of=seed_of, temperature=1.0):
-        question, rewards = episode.question, episode.rewards
+    for episode in runner.chains(items, seed_of=seed_of, temperature=1.0):
+        rewards = episode.rewards
         records.append({
-            "dataset": question.dataset, "question_id": question.id, "hops": question.hops,
-            "prediction": rewards.prediction, "answer_correct": rewards.answer_correct, "f1": rewards.f1,
-            "format_correct": rewards.format_correct, "retrieval_correct": rewards.retrieval_correct,
-            "turns": len(episode.transcript.turns), "searches": rewards.searches,
+            "dataset": episode.item.dataset, "question_id": episode.item.id,
+            **{name: rewards.columns[name] for name in runner.plugin.columns},
+            **{name: rewards.metrics[name] for name in rates}, "turns": len(episode.transcript.turns),
+            **{name: rewards.metrics[name] for name in others},
             "stop_reason": str(episode.transcript.stop), "decoding": decoding,
-            **{f"component_{name}": value for name, value in rewards.components.items()}})
+            **{f"component_{name}": rewards.components[name] for name in runner.plugin.components}})
     return pd.DataFrame.from_records(records)

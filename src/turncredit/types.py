@@ -1,4 +1,4 @@
-"""The values that all rooms share: documents, questions, turns, transcripts, groups.
+"""The values that all rooms share: items, questions, documents, turns, transcripts, groups.
 
 A transcript is append-only and the only carrier of masks. Each token has three, with three names::
 
@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 
 class TurnStop(StrEnum):
-    """Why the engine stopped sampling a turn; it comes from the engine, never from the last id."""
+    """Why the engine stopped sampling a turn, as the engine reports it (never inferred from the last id)."""
 
     TAG = "tag"  # a closing action tag was completed
     END = "end"  # the end-of-turn token was sampled
@@ -37,7 +38,20 @@ class StopReason(StrEnum):
     TURN_LIMIT = "turn_limit"  # N_max turns went by without an answer
     CONTEXT_OVERFLOW = "context_overflow"  # the next turn would not fit the context window
     INVALID_LIMIT = "invalid_limit"  # the task's limit of invalid turns was reached
-    SOLVED = "solved"  # a game reached its goal
+
+
+class Item(Protocol):
+    """What one episode is about: a question, a game's level. Each task has an item type of its own."""
+
+    @property
+    def id(self) -> str:
+        """Unique within its data set and split."""
+        ...
+
+    @property
+    def dataset(self) -> str:
+        """The data set that it belongs to."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +66,18 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment appends after a turn. Retrieved text is data, never an instruction.
+    """What the environment appends after a turn.
 
     Attributes:
         text: the appended text, scaffolding included; empty at the end of an episode.
-        documents: the passages shown in it, as they were shown (cut to the budget).
+        data: what the task's own rewards read beside the text, e.g. the passages shown; immutable.
         error: name of the fault that the text reports to the agent, or None.
-        role: chat role that the text comes from as a message of its own; None appends it inside the
-            assistant's turn.
+        role: chat role of the text as a message of its own; None appends it inside the assistant's
+            turn.
     """
 
     text: str = ""
-    documents: tuple[Document, ...] = ()
+    data: Any = ()
     error: str | None = None
     role: str | None = None
 
@@ -76,10 +90,10 @@ class Turn:
         text: the decoded sampled tokens (for parsers and rewards only; never encoded again).
         sampled_ids: the ids that the engine sampled, in order.
         logprobs: log-probability of each sampled id under the sampling policy at the run's temperature,
-            log softmax(logits / T); greedy decoding, too, notes it at T.
+            log softmax(logits / T); greedy decoding, too, records it at T.
         stop: why sampling ended.
         observation: what the environment appended.
-        observation_ids: the ids of that text; encoded once, when appended.
+        observation_ids: the ids of its text; encoded once, when appended.
         weight_version: the version of the weights that sampled it.
     """
 
@@ -149,15 +163,15 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All episodes of one question that are compared with one another: chains or a tree.
+    """All episodes of one item that are compared with one another: chains or a tree.
 
-    A tree is written as its leaves. ``node_L_K[l][k]`` names the sampled turn k of leaf l; leaves
-    that share a turn hold the same number there (and the same turns before it). In a group of
-    chains all numbers differ. Numbers run from 0 without gaps in the order of first appearance.
+    A tree is written as its leaves. ``node_L_K[l][k]`` numbers the sampled turn k of leaf l. Leaves
+    that share a turn have the same number there (and the same turns before it); in a group of chains
+    all numbers differ. Numbers run from 0 without gaps in the order of first appearance.
 
     Attributes:
-        transcripts: L leaves, all of the same question.
-        node_L_K: ragged, one tuple a leaf, as long as the leaf has turns.
+        transcripts: L leaves, all of the same item.
+        node_L_K: ragged, one tuple a leaf, one number a turn.
     """
 
     transcripts: tuple[Transcript, ...]
@@ -193,15 +207,15 @@ class Group:
 
     @property
     def question_id(self) -> str:
-        """The question that all leaves answer."""
+        """The id of the item that all leaves play."""
         return self.transcripts[0].question_id
 
     @property
     def turns(self) -> tuple[Turn, ...]:
         """Each distinct turn once, by node number."""
-        found = {n: t for leaf, nodes in zip(self.transcripts, self.node_L_K, strict=True)
-                 for n, t in zip(nodes, leaf.turns, strict=True)}
-        return tuple(found[n] for n in range(len(found)))
+        turn_of = {n: t for leaf, nodes in zip(self.transcripts, self.node_L_K, strict=True)
+                   for n, t in zip(nodes, leaf.turns, strict=True)}
+        return tuple(turn_of[n] for n in range(len(turn_of)))
 
     @property
     def turn_count(self) -> int:
@@ -221,7 +235,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A gold query and what the passage found by it tells: the bridge entity or the answer."""
+    """One step of a question's plan: a gold query, and the entity or answer in the passage that it retrieves."""
 
     query: str
     evidence: str
@@ -229,7 +243,10 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with its accepted answers; ``plan`` is for demonstrations only."""
+    """The item of the question-answering tasks: a question with its accepted answers.
+
+    ``plan`` is for demonstrations only.
+    """
 
     id: str
     dataset: str

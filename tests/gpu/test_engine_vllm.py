@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from tests.gpu.conftest import DEVICE, WINDOW, Place, policy_model, started
 from tests.policies import logprob_rounding, row_logprobs, script_model, turn_row
 from tests.tolerance import assert_close, error_ratio
-from turncredit.config.task import TaskConfig
 from turncredit.errors import CheckpointError, ConfigError, NonFiniteError, ProcessError
 from turncredit.policy.engines.base import Engine, Sample
 from turncredit.policy.engines.hf import HFEngine
@@ -25,6 +24,9 @@ from turncredit.policy.model import save_policy
 from turncredit.rollout import asynchronous
 from turncredit.rollout import batched as episode
 from turncredit.tasks.registry import make_task
+from turncredit.tasks.search.config import SearchConfig
+from turncredit.tasks.search.environment import SERVICE
+from turncredit.tasks.search.services import SearchService
 from turncredit.types import Document, Group, Question, TurnStop
 
 GPU_TOLERANCE = 2e-3  # of log-probabilities: attention on a GPU may multiply in TF32; transformers runs on the CPU
@@ -261,13 +263,14 @@ def test_episodes_at_their_own_pace_are_those_of_the_batch_and_greedy_ones_those
         place: Place, branching: tuple[int, ...]) -> None:
     model, c = policy_model(place.codec), place.codec
     engine = place.holds(model)
-    task = make_task(TaskConfig(name="search", max_turns=2, max_turn_tokens=8, max_observation_tokens=60,
-                                max_context_tokens=WINDOW, top_k=1))
+    task = make_task(SearchConfig(name="search", max_turns=2, max_turn_tokens=8, max_observation_tokens=60,
+                                  max_context_tokens=WINDOW, top_k=1))
     questions = [Question(f"q{i}", "facts", f"What is the capital of Kenya {i}?", ("Nairobi",), 1, ())
                  for i in range(3)]
 
     def play(player, engine: Engine, seeds) -> list[Group]:
-        return player(questions, task, engine, Retriever(), c, branching=branching, seed_of=seeds, temperature=1.0)
+        services = {SERVICE: SearchService(Retriever(), 1)}
+        return player(questions, task, engine, services, c, branching=branching, seed_of=seeds, temperature=1.0)
 
     for seeds, other in ((seed_of, engine), (None, HFEngine(model, c))):
         paced, batched = play(asynchronous.rollout, engine, seeds), play(episode.rollout, other, seeds)

@@ -5,10 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.policies import codec, foreign_codec
-from turncredit.policy.tokenizer import MARKERS, TAGS
+from turncredit.policy.tokenizer import MARKERS
+from turncredit.tasks.registry import all_tags
 
 CODECS = {"tags are tokens": codec(), "tags are pieces": foreign_codec()}
-words = st.one_of(st.text(max_size=12), st.sampled_from([*MARKERS, *TAGS, "<|", "|>", "<", ">", " ", "\n"]))
+words = st.one_of(st.text(max_size=12), st.sampled_from([*MARKERS, *all_tags(), "<|", "|>", "<", ">", " ", "\n"]))
 texts = st.lists(words, max_size=8).map("".join)
 
 

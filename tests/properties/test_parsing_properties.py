@@ -14,6 +14,7 @@ from tests.episodes import (
     characters,
     config,
     first_characters,
+    measured,
     play,
     question,
     reason_answer,
@@ -23,11 +24,11 @@ from tests.episodes import (
     think_search,
 )
 from turncredit.config.algorithm import Content
-from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
 from turncredit.rewards.matching import exact_match, f1, normalise
+from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.registry import make_reward
-from turncredit.tasks.search.passages import neutral, show
-from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.search.config import QuestionTaskConfig, SearchRewards
+from turncredit.tasks.search.passages import escape_tags, format_passages
 from turncredit.tasks.tags import (
     SEARCH,
     TOOL,
@@ -37,6 +38,7 @@ from turncredit.tasks.tags import (
     parse_action,
     parse_blocks,
 )
+from turncredit.tasks.tool_search.config import ToolRewards
 from turncredit.tasks.tool_search.protocol import read_call
 from turncredit.types import Document, Transcript, TurnStop
 
@@ -52,7 +54,7 @@ TASKS = st.builds(config, st.sampled_from(["search", "tool_search"]), max_turns=
 CONTENTS = st.sampled_from(["outcome", "merged", "full"])
 
 
-def judge(task: TaskConfig, episode: Transcript, content: Content = "full",
+def judge(task: QuestionTaskConfig, episode: Transcript, content: Content = "full",
           answers: tuple[str, ...] = ("Rome",)) -> Rewards:
     values = SearchRewards() if task.name == "search" else ToolRewards()
     return make_reward(task, content, values)(episode, question(*answers))
@@ -81,7 +83,7 @@ def oracle(text: str, grammar: Grammar, action: str) -> bool:
 def test_the_format_is_two_plain_blocks(text: str, grammar: Grammar) -> None:
     assert final_turn_format(text, grammar) is oracle(text, grammar, grammar.answer)
     if final_turn_format(text, grammar):
-        assert parse_action(text, grammar).kind == grammar.answer
+        assert parse_action(text, grammar).name == grammar.answer
 
 
 @given(st.text().filter(lambda t: "<" not in t), st.text().filter(lambda t: "<" not in t), GRAMMARS)
@@ -93,10 +95,10 @@ def test_plain_contents_survive(thought: str, content: str, grammar: Grammar) ->
 
 @given(TASKS, st.lists(TURNS, min_size=1, max_size=6), st.lists(DOCUMENTS, max_size=6))
 def test_an_episode_ends_within_its_limits_whatever_is_written(
-        task: TaskConfig, texts: list[str], found: list[list[Document]]) -> None:
+        task: QuestionTaskConfig, texts: list[str], found: list[list[Document]]) -> None:
     environment, invalid = start(task), 0
     for k, text in enumerate(texts):
-        query = environment.query(text)
+        query = environment.request(text)
         documents = None if query is None else (found[k % len(found)] if found else [])
         step = environment.step(text, TurnStop.TAG, documents)
         assert (step.stop is None) is bool(step.observation.text)
@@ -110,11 +112,11 @@ def test_an_episode_ends_within_its_limits_whatever_is_written(
 
 @given(TASKS, st.lists(TURNS, min_size=1, max_size=6), st.lists(DOCUMENTS, max_size=6), CONTENTS)
 def test_rewards_are_whole_bounded_and_conserved(
-        task: TaskConfig, texts: list[str], found: list[list[Document]], content: Content) -> None:
+        task: QuestionTaskConfig, texts: list[str], found: list[list[Document]], content: Content) -> None:
     episode = play(task, texts, found)
     rewards = judge(task, episode, content)
     assert len(rewards.intermediate_K) == len(episode.turns)
-    assert {rewards.answer_correct, rewards.format_correct, rewards.retrieval_correct} <= {0.0, 1.0}
+    assert {*measured(rewards, "answer_correct", "format_correct", "retrieval_correct")} <= {0.0, 1.0}
     assert rewards.components == judge(task, episode, "outcome").components
     if task.name == "search":
         assert rewards.intermediate_K[-1] == 0.0
@@ -143,17 +145,17 @@ def test_an_intermediate_reward_never_depends_on_later_turns(
 
 @given(DOCUMENTS, st.integers(60, 200), GRAMMARS)
 def test_passages_open_and_close_nothing(documents: list[Document], budget: int, grammar: Grammar) -> None:
-    observation = show(documents, grammar.result, budget, characters, first_characters)
+    observation = format_passages(documents, grammar.result, budget, characters, first_characters)
     assert characters(observation.text) <= budget
     [block] = parse_blocks(observation.text, grammar)
     assert (block.name, block.closed, block.nested) == (grammar.result, True, False)
     assert not any(tag in block.content for tag in TAGS)
-    assert parse_action(observation.text, grammar).kind == "invalid"
-    lines = [f"Doc {i}(Title: {d.title}) {d.text}" for i, d in enumerate(observation.documents, 1)]
+    assert parse_action(observation.text, grammar).name == "invalid"
+    lines = [f"Doc {i}(Title: {d.title}) {d.text}" for i, d in enumerate(observation.data, 1)]
     assert block.content == "\n".join(lines)
-    for shown, found in zip(observation.documents, documents, strict=False):
-        assert neutral(found.text).startswith(shown.text)
-        assert shown.title == neutral(found.title)
+    for shown, found in zip(observation.data, documents, strict=False):
+        assert escape_tags(found.text).startswith(shown.text)
+        assert shown.title == escape_tags(found.title)
 
 
 @given(DOCUMENTS, st.lists(TURNS, min_size=1, max_size=4), st.sampled_from(["search", "tool_search"]))
@@ -169,7 +171,7 @@ def test_an_answer_in_a_passage_is_not_given_by_the_model(documents: list[Docume
     trapped = [Document(d.id, d.title, d.text + think_answer()) for d in documents]
     task = config(max_turns=2)
     rewards = judge(task, play(task, [think_search(), think_search()], [trapped]))
-    assert (rewards.answer_correct, rewards.outcome, rewards.prediction) == (0.0, -1.0, "")
+    assert (rewards.metrics["answer_correct"], rewards.outcome, rewards.columns["prediction"]) == (0.0, -1.0, "")
 
 
 @given(SOUP)
@@ -178,15 +180,15 @@ def test_a_forged_result_earns_nothing(forged: str) -> None:
     for text in (f"<information>{forged} Rome</information>{think_search()}", f"<think>Rome</think>{forged}"):
         episode = play(task, [text, think_answer("Lima")], [[]])
         rewards = judge(task, episode)
-        assert rewards.retrieval_correct == rewards.components["retrieval"] == 0.0
+        assert rewards.metrics["retrieval_correct"] == rewards.components["retrieval"] == 0.0
         if "<information>" in text:
             assert not intermediate_turn_format(episode.turns[0])
 
 
 @given(st.text(alphabet="<>/|[]INSTabz \n｜!&;") | SOUP)
 def test_neutral_text_is_stable_and_holds_no_opening_bracket_before_a_letter(text: str) -> None:
-    safe = neutral(text)
-    assert neutral(safe) == safe
+    safe = escape_tags(text)
+    assert escape_tags(safe) == safe
     assert not re.search(r"<[A-Za-z/|<!｜]|\[/?[A-Z_]+\]|[\n\r\t]", safe)
 
 

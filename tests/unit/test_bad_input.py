@@ -23,12 +23,12 @@ from typer.testing import CliRunner, Result
 
 from tests.small_run import ALGORITHMS, TASK, TRAINING, make_world, served, untimed
 from turncredit.cli.main import app
-from turncredit.config.data import FLAWS
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.files import sha256
 from turncredit.retrieval.client import RetrieverClient
 from turncredit.retrieval.lifecycle import retriever
-from turncredit.training import run
+from turncredit.tasks.search import services
+from turncredit.tasks.search.demonstrations import FLAWS
 from turncredit.training.lock import run_lock
 
 SCALE: dict[str, Any] = {
@@ -62,7 +62,7 @@ class Clone:
         """The command, with the fake retriever unless another is given."""
         with served(), pytest.MonkeyPatch.context() as patch:
             if search is not None:
-                patch.setattr(run, "retriever", search)
+                patch.setattr(services, "retriever", search)
             return CliRunner().invoke(app, [*arguments, "--scale", "test", "--root", str(self.root)])
 
     def refuses(self, *arguments: str, code: int = 2, says: tuple[str, ...] = (),
@@ -336,9 +336,9 @@ def test_a_place_that_cannot_hold_a_folder_is_named(clone: Clone) -> None:
 
 # --- the run ----------------------------------------------------------------------------------------------------------
 
-def test_a_prompt_that_does_not_fit_names_the_question_and_the_key(clone: Clone) -> None:
+def test_a_prompt_that_does_not_fit_names_the_item_and_the_key(clone: Clone) -> None:
     clone.configure(task__max_context_tokens=24)
-    clone.refuses("train", *CHAINS, says=("question facts-validation-0", "task.max_context_tokens is 24", "raise"))
+    clone.refuses("train", *CHAINS, says=("item facts-validation-0", "task.max_context_tokens is 24", "raise"))
 
 
 def test_an_episode_that_outgrows_its_context_is_counted_not_cut(clone: Clone) -> None:

@@ -25,8 +25,10 @@ from turncredit.credit.rows import rows_of
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy, token_logprobs
 from turncredit.policy.tokenizer import Codec
+from turncredit.tasks.search.environment import SERVICE
 from turncredit.tasks.search.protocol import RULES
-from turncredit.training.run import make_bench
+from turncredit.tasks.search.services import SearchService
+from turncredit.training.run import make_runner
 from turncredit.training.run_folder import RunPaths
 
 
@@ -72,9 +74,10 @@ def test_the_written_out_leaves_are_the_trees_leaves(root: Path) -> None:
     config = small_run.config("tree")
     paths = RunPaths.under(root, config)
     codec = Codec.load(paths.policy)
-    bench = make_bench(config, HFEngine(load_policy(paths.policy), codec), small_run.FakeRetriever(), codec)
-    bench = replace(bench, task=SearchingTask(config.task, RULES))
-    groups = {name: shape.play(bench, 0.9) for name, shape in shapes(small_run.questions("train", 12)).items()}
+    services = {SERVICE: SearchService(small_run.FakeRetriever(), small_run.TASK.top_k)}
+    runner = make_runner(config, HFEngine(load_policy(paths.policy), codec), services, codec)
+    runner = replace(runner, task=SearchingTask(small_run.TASK, RULES))
+    groups = {name: shape.play(runner, 0.9) for name, shape in shapes(small_run.questions("train", 12)).items()}
     assert [group.transcripts for group in groups[TREE]] == [group.transcripts for group in groups[LEAVES]]
     turns = {name: sum(len(group.turns) for group in played) for name, played in groups.items()}
     assert turns == {CHAINS: 108, TREE: 108, LEAVES: 144}
@@ -95,7 +98,8 @@ def test_an_arm_is_measured_away_from_the_results(root: Path, tmp_path: Path, ar
     config = small_run.config(arm)
     paths = replace(RunPaths.under(root, config), checkpoints=tmp_path)
     before = sorted(root.rglob("*"))
-    measured = arm_steps(config, paths, small_run.FakeRetriever(), steps=2, peak=matmul_peak("cpu", 64))
+    services = {SERVICE: SearchService(small_run.FakeRetriever(), small_run.TASK.top_k)}
+    measured = arm_steps(config, paths, services, steps=2, peak=matmul_peak("cpu", 64))
     value = {m.measure: m.value for m in measured}
     assert value["step s"] == pytest.approx(value["rollout s"] + value["scoring s"] + value["update s"], rel=0.5)
     assert all(number > 0 for number in value.values())

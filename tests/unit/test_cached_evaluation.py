@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests import small_run
+from turncredit.config.load import RunConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.errors import DataError
+from turncredit.tasks.plugin import ServiceSettings
 from turncredit.training import cached_evaluation
 from turncredit.training.run_folder import RunPaths
 
-RETRIEVER = RetrieverConfig()
 CONFIG = small_run.config("chains")
 
 
@@ -25,8 +26,13 @@ def paths(tmp_path: Path) -> RunPaths:
     return found
 
 
+def cache_path(paths: RunPaths, config: RunConfig = CONFIG, **retriever: float) -> Path:
+    services = ServiceSettings(RetrieverConfig.model_validate(retriever), paths.index)
+    return cached_evaluation.cache_path(config, services, paths)
+
+
 def test_it_is_used_once(paths: RunPaths) -> None:
-    cached, output = cached_evaluation.cache_path(CONFIG, RETRIEVER, paths), paths.run / "evaluation.csv"
+    cached, output = cache_path(paths), paths.run / "evaluation.csv"
     assert not cached_evaluation.pop(cached, output)
     cached.write_text("rows")
     paths.run.mkdir(parents=True)
@@ -37,25 +43,25 @@ def test_it_is_used_once(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize("changed", ["data/world.json", "index/index.json", "final_policy/model.safetensors"])
 def test_another_world_index_or_policy_has_another_cache_path(paths: RunPaths, changed: str) -> None:
-    before = cached_evaluation.cache_path(CONFIG, RETRIEVER, paths)
+    before = cache_path(paths)
     folder, name = changed.split("/")
     (getattr(paths, folder) / name).write_text("second")
-    assert cached_evaluation.cache_path(CONFIG, RETRIEVER, paths) != before
+    assert cache_path(paths) != before
 
 
 def test_another_configuration_has_another_cache_path(paths: RunPaths) -> None:
-    before = cached_evaluation.cache_path(CONFIG, RETRIEVER, paths)
-    assert cached_evaluation.cache_path(small_run.config("chains", steps=6), RETRIEVER, paths) != before
-    assert cached_evaluation.cache_path(CONFIG, RETRIEVER.model_copy(update={"k1": 1.2}), paths) != before
+    before = cache_path(paths)
+    assert cache_path(paths, small_run.config("chains", steps=6)) != before
+    assert cache_path(paths, k1=1.2) != before
 
 
 def test_without_an_index_there_is_no_cache_path(paths: RunPaths) -> None:
     (paths.index / "index.json").unlink()
     with pytest.raises(DataError, match=r"index\.json"):
-        cached_evaluation.cache_path(CONFIG, RETRIEVER, paths)
+        cache_path(paths)
 
 
 def test_clear_removes_the_evaluation_of_an_earlier_policy(paths: RunPaths) -> None:
-    cached_evaluation.cache_path(CONFIG, RETRIEVER, paths).write_text("rows")
+    cache_path(paths).write_text("rows")
     cached_evaluation.clear(paths)
-    assert not cached_evaluation.cache_path(CONFIG, RETRIEVER, paths).exists()
+    assert not cache_path(paths).exists()

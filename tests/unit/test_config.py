@@ -19,23 +19,28 @@ from turncredit.config import runtime as equipment
 from turncredit.config.algorithm import Algorithm, Content
 from turncredit.config.data import Dataset
 from turncredit.config.load import RunConfig, Scale, load_scale, scale_names
-from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
 from turncredit.config.training import TrainingConfig
 from turncredit.errors import ConfigError
 from turncredit.miniature.questions import DATASETS
+from turncredit.tasks.registry import TASKS
+from turncredit.tasks.search.config import SearchConfig, SearchRewards
+from turncredit.tasks.tool_search.config import ToolRewards
 
 ROOT = Path(__file__).parents[2]
 SCALES = scale_names(ROOT / "config")
 MODULES = (settings, materials, equipment)
 MODELS = [model for module in MODULES for model in vars(module).values()
           if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == module.__name__]
+TASK_MODELS = [model for task in TASKS.values() for model in (task.config, task.rewards)]
+MODELS += TASK_MODELS
 TINY: dict[str, Any] = {
     "world": {}, "policy": {},
     "warm_start": {"flaws": {"no_search": 0.5, "wrong_query": 0.5, "repeated_search": 0.5, "broken_tags": 0.5}},
     "experiments": {
         "search": {"task": {"name": "search"}, "train_on": ["facts"], "training": {"steps": 7}, "arms": {
             "GRPO-OR": {"algorithm": "GRPO-OR"},
-            "mine": {"algorithm": "MT-PPO", "overrides": {"search_cost": 0.0, "max_turns": 6}}}},
+            "mine": {"algorithm": "MT-PPO", "overrides": {"rewards": {"search_cost": 0.0},
+                                                          "task": {"max_turns": 6}}}}},
         "task": {"task": {"name": "tool_search", "max_turns": 2}, "train_on": ["facts", "bridge"], "arms": {
             "one": {"algorithm": "MT-GRPO", "overrides": {"placement": "delayed", "content": "merged"}}}}}}
 
@@ -139,7 +144,7 @@ def test_a_run_is_its_experiment_with_the_arms_overrides(folder: Path) -> None:
     other = scale.run("task", "one", 0)
     assert isinstance(other.rewards, ToolRewards)
     assert other.algorithm == Algorithm(estimator="group", placement="delayed", content="merged", rollout="tree")
-    assert scale.run("search", "GRPO-OR", 0).task == TaskConfig(name="search")  # the arm beside it is untouched
+    assert scale.run("search", "GRPO-OR", 0).task == SearchConfig(name="search")  # the arm beside it is untouched
     assert scale.experiments["search"].task.max_turns == 4
 
 
@@ -147,7 +152,7 @@ def test_what_decides_the_result_is_in_the_digest_and_nothing_else(folder: Path)
     run = load(folder, TINY).run("search", "mine", 0)
     assert run.digest() == load(folder, changed("threads", 8)).run("search", "mine", 0).digest()
     assert run.settings() == load(folder, TINY).run("search", "mine", 5).settings()
-    for path, value in (("experiments.search.training.steps", 8), ("search_rewards.correct", 2.0),
+    for path, value in (("experiments.search.training.steps", 8), ("rewards.search.correct", 2.0),
                         ("experiments.search.train_on", ["bridge"]), ("experiments.search.task.top_k", 1)):
         assert run.digest() != load(folder, changed(path, value)).run("search", "mine", 0).digest()
     assert run.digest() != load(folder, TINY).run("search", "mine", 1).digest()
@@ -171,7 +176,7 @@ def test_a_new_key_with_a_default_changes_no_digest(folder: Path) -> None:
 def test_a_default_of_a_hashed_key_never_changes(folder: Path) -> None:
     """The hash leaves defaults out: runs made with another default would pass for the same run."""
     defaults = {f"{model.__name__}.{key}": field.get_default(call_default_factory=True)
-                for model in (TrainingConfig, TaskConfig, SearchRewards, ToolRewards, Algorithm)
+                for model in (TrainingConfig, *TASK_MODELS, Algorithm)
                 for key, field in model.model_fields.items() if not field.is_required()}
     pinned = json.loads((ROOT / "tests/golden/hashed_defaults.json").read_text())
     changed = {key: value for key, value in pinned.items() if defaults.get(key, value) != value}
@@ -247,14 +252,17 @@ def test_a_twin_that_differs_or_is_not_trained_is_refused(folder: Path, content:
     ("policy.hiden_size", "did you mean 'hidden_size'?"),
     ("retriever.timeout", "did you mean 'timeout_s'?"),
     ("warm_start.flaw_spred", "did you mean 'flaw_spread'?"),
-    ("search_rewards.retreival", "did you mean 'retrieval'?"),
+    ("rewards.search.retreival", "did you mean 'retrieval'?"),
     ("experiments.search.trainning", "did you mean 'training'?"),
     ("experiments.search.training.learnin_rate",
      "unknown key experiments.search.training.learnin_rate; did you mean 'learning_rate'?"),
     ("experiments.task.task.max_turn", "did you mean 'max_turns'?"),  # an experiment called as a section is
     ("experiments.search.arms.mine.algoritm", "did you mean 'algorithm'?"),
-    ("experiments.search.arms.mine.overrides.serch_cost", "did you mean 'search_cost'?"),
-    ("experiments.search.arms.mine.overrides.xyzzy", "known: content, max_turns, placement, rollout, search_cost")])
+    ("experiments.search.arms.mine.overrides.rewards.serch_cost", "did you mean 'search_cost'?"),
+    ("experiments.search.arms.mine.overrides.task.max_turn", "did you mean 'max_turns'?"),
+    ("experiments.task.arms.one.overrides.rewards.exact_mach", "did you mean 'exact_match'?"),
+    ("experiments.task.arms.one.overrides.rewards.search_cost", "did you mean 'search_answer'?"),  # another task's
+    ("experiments.search.arms.mine.overrides.xyzzy", "known: content, placement, rewards, rollout, task")])
 def test_an_unknown_key_is_named_with_the_nearest_at_its_level(folder: Path, path: str, says: str) -> None:
     error = refusal(folder, changed(path, 1))
     assert error.message.startswith(f"{folder / 'tiny.yaml'}: unknown key {path}; ")
@@ -269,7 +277,17 @@ def test_an_unknown_key_is_named_with_the_nearest_at_its_level(folder: Path, pat
     ("experiments.search.training.steps", 0, "experiments.search.training.steps = 0: "),
     ("experiments.search.training.learning_rate", -1e-3, "learning_rate = -0.001: Input should be greater than 0"),
     ("experiments.search.training.learning_rate", float("nan"), "learning_rate = nan: "),
-    ("search_rewards.correct", float("inf"), "search_rewards.correct = inf: Input should be a finite number"),
+    ("rewards.search.correct", float("inf"), "rewards.search.correct = inf: Input should be a finite number"),
+    ("rewards.serch", {}, "rewards.serch = {}: no such task; did you mean 'search'?"),
+    ("rewards", 1, "rewards = 1: Input should be a valid dictionary"),
+    ("experiments.search.task", {}, "experiments.search.task.name is missing: add it"),
+    ("experiments.search.task.name", ["search"], "experiments.search.task.name = ['search']: no such task"),
+    ("experiments.search.arms.mine.overrides.task.max_turns", 0,
+     "experiments.search.arms.mine.overrides.task.max_turns = 0: Input should be greater than or equal to 1"),
+    ("experiments.search.arms.mine.overrides.task.name", "tool_search",
+     "experiments.search.arms.mine.overrides.task.name = 'tool_search': "),
+    ("experiments.search.arms.mine.overrides.rewards.search_cost", -1,
+     "experiments.search.arms.mine.overrides.rewards.search_cost = -1: Input should be greater than or equal to 0"),
     ("experiments.search.training.gamma", 1.1, "gamma = 1.1: Input should be less than or equal to 1"),
     ("experiments.search.training.group_size", 1, "group_size = 1: "),
     ("experiments.search.training.group_std", "sampel", "'population' or 'sample'; did you mean 'sample'?"),
@@ -288,9 +306,7 @@ def test_an_unknown_key_is_named_with_the_nearest_at_its_level(folder: Path, pat
      "warm_start.flaws: no chance of repeated_search, broken_tags; add it, from 0 to 1"),
     ("warm_start.flaws.no_serch", 0.5, "did you mean 'no_search'?"),
     ("experiments.search.task.max_context_tokens", 600,
-     "task.max_context_tokens = 600: policy.max_positions = 512 is less; raise it"),
-    ("experiments.task.arms.one.overrides.search_cost", 0.1,
-     "experiments.task.arms.one.overrides.search_cost: the task tool_search has no such cost; remove it")])
+     "task.max_context_tokens = 600: policy.max_positions = 512 is less; raise it")])
 def test_a_value_that_cannot_be_is_named_with_its_key_and_what_could(folder: Path, path: str, value: object,
                                                                      says: str) -> None:
     error = refusal(folder, changed(path, value))

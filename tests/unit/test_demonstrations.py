@@ -15,18 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.demonstrators import SEARCH, TOOL, Stage, make_stage
-from turncredit.config.data import FLAWS
-from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
-from turncredit.miniature.demonstrations import Demonstration, flaw_rates, kind_of, renamed
+from turncredit.config.task import TaskConfig
+from turncredit.miniature.demonstrations import Demonstration, flaw_rates, renamed
 from turncredit.miniature.facts import load_facts
 from turncredit.miniature.questions import split_countries
 from turncredit.miniature.warm_start import render
+from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.registry import make_reward
-from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.search.config import QuestionTaskConfig, SearchRewards
+from turncredit.tasks.search.demonstrations import FLAWS, kind_of
 from turncredit.tasks.tags import SEARCH as SEARCH_TAGS
 from turncredit.tasks.tags import TOOL as TOOL_TAGS
 from turncredit.tasks.tags import Grammar, final_turn_format, intermediate_turn_format, parse_action
 from turncredit.tasks.tool_search import protocol as tool_search
+from turncredit.tasks.tool_search.config import ToolRewards
 from turncredit.types import StopReason, Transcript
 
 TASKS = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
@@ -45,7 +47,7 @@ def transcripts(stage: Stage, shown: list[Demonstration]) -> list[Transcript]:
     return [render(demonstration, stage.codec).transcript for demonstration in shown]
 
 
-def judged(stage: Stage, task: TaskConfig, shown: list[Demonstration]) -> list[Rewards]:
+def judged(stage: Stage, task: QuestionTaskConfig, shown: list[Demonstration]) -> list[Rewards]:
     values = SearchRewards() if task.name == "search" else ToolRewards()
     question = {question.id: question for question in stage.questions}
     judge = make_reward(task, "full", values)
@@ -54,48 +56,48 @@ def judged(stage: Stage, task: TaskConfig, shown: list[Demonstration]) -> list[R
 
 def queries(demonstration: Demonstration, task: TaskConfig) -> list[object]:
     """What the turns ask for, answers left out."""
-    calls = [action.content for said in demonstration.said_K
-             if (action := parse_action(said, grammar(task))).kind == grammar(task).call]
+    calls = [action.content for said in demonstration.text_K
+             if (action := parse_action(said, grammar(task))).name == grammar(task).call]
     return [tool_search.read_call(call) for call in calls] if task is TOOL else list(calls)
 
 
 @TASKS
-def test_without_flaws_every_demonstration_is_perfect(stage: Stage, task: TaskConfig) -> None:
+def test_without_flaws_every_demonstration_is_perfect(stage: Stage, task: QuestionTaskConfig) -> None:
     questions = stage.asked(task)
     assert {question.hops for question in questions} == ({1, 2, 3} if task is SEARCH else {1})
     shown = stage.play(task, questions)
     for question, demonstration, rewards in zip(questions, shown, judged(stage, task, shown), strict=True):
         assert demonstration.stop is StopReason.ANSWERED
-        assert (rewards.answer_correct, rewards.format_correct, rewards.retrieval_correct) == (1.0, 1.0, 1.0)
-        assert rewards.searches == question.hops == len(demonstration.said_K) - 1
+        assert [rewards.metrics[f"{name}_correct"] for name in ("answer", "format", "retrieval")] == [1.0, 1.0, 1.0]
+        assert rewards.metrics["searches"] == question.hops == len(demonstration.text_K) - 1
         assert queries(demonstration, task) == [hop.query for hop in question.plan]
-        assert rewards.prediction == question.answers[0]
+        assert rewards.columns["prediction"] == question.answers[0]
 
 
 @TASKS
-def test_what_is_said_is_copied_from_what_was_asked_and_seen(stage: Stage, task: TaskConfig) -> None:
+def test_what_is_said_is_copied_from_what_was_asked_and_seen(stage: Stage, task: QuestionTaskConfig) -> None:
     """So the skill can be learnt by copying, also where all names are swapped."""
     rng = random.Random(0)
     for demonstration in stage.play(task, stage.asked(task)):
         for episode in (demonstration, renamed(demonstration, stage.renamer, rng)):
             read = " ".join(message["content"] for message in episode.prompt)
-            for said, seen in zip(episode.said_K, episode.seen_K, strict=True):
+            for said, seen in zip(episode.text_K, episode.observation_K, strict=True):
                 assert all(name in read for name in stage.renamer.names_in(said))
                 read += seen.text
 
 
 @TASKS
-def test_no_search_answers_at_once(stage: Stage, task: TaskConfig) -> None:
+def test_no_search_answers_at_once(stage: Stage, task: QuestionTaskConfig) -> None:
     shown = stage.play(task, stage.asked(task), no_search=1.0)
-    assert all(len(demonstration.said_K) == 1 and not demonstration.seen_K[0].text for demonstration in shown)
+    assert all(len(demonstration.text_K) == 1 and not demonstration.observation_K[0].text for demonstration in shown)
     rewards = judged(stage, task, shown)
-    assert {r.format_correct for r in rewards} == {1.0}
-    assert {r.searches for r in rewards} == {0}
-    assert sum(r.answer_correct for r in rewards) < 0.2 * len(rewards)  # a guess
+    assert {r.metrics["format_correct"] for r in rewards} == {1.0}
+    assert {r.metrics["searches"] for r in rewards} == {0}
+    assert sum(r.metrics["answer_correct"] for r in rewards) < 0.2 * len(rewards)  # a guess
 
 
 @TASKS
-def test_wrong_query_never_asks_what_the_plan_asks(stage: Stage, task: TaskConfig) -> None:
+def test_wrong_query_never_asks_what_the_plan_asks(stage: Stage, task: QuestionTaskConfig) -> None:
     shown = stage.play(task, stage.asked(task), wrong_query=1.0)
     for question, demonstration in zip(stage.asked(task), shown, strict=True):
         asked = queries(demonstration, task)
@@ -106,7 +108,7 @@ def test_wrong_query_never_asks_what_the_plan_asks(stage: Stage, task: TaskConfi
 
 
 @TASKS
-def test_repeated_search_asks_the_same_until_the_turns_are_over(stage: Stage, task: TaskConfig) -> None:
+def test_repeated_search_asks_the_same_until_the_turns_are_over(stage: Stage, task: QuestionTaskConfig) -> None:
     shown = stage.play(task, stage.asked(task), repeated_search=1.0)
     for question, demonstration in zip(stage.asked(task), shown, strict=True):
         assert queries(demonstration, task) == [question.plan[0].query] * task.max_turns
@@ -114,22 +116,22 @@ def test_repeated_search_asks_the_same_until_the_turns_are_over(stage: Stage, ta
 
 
 @TASKS
-def test_broken_tags_leave_no_turn_well_formed(stage: Stage, task: TaskConfig) -> None:
+def test_broken_tags_leave_no_turn_well_formed(stage: Stage, task: QuestionTaskConfig) -> None:
     shown = stage.play(task, stage.asked(task), broken_tags=1.0)
     kinds = set()
     for transcript in transcripts(stage, shown):
         for turn in transcript.turns:
             assert not final_turn_format(turn.text, grammar(task))
             assert not intermediate_turn_format(turn, grammar(task))
-            kinds.add(parse_action(turn.text, grammar(task)).kind)
+            kinds.add(parse_action(turn.text, grammar(task)).name)
     assert kinds == {grammar(task).call, grammar(task).answer, "invalid"}  # some break the action too, some do not
-    assert {r.format_correct for r in judged(stage, task, shown)} == {0.0}
+    assert {r.metrics["format_correct"] for r in judged(stage, task, shown)} == {0.0}
 
 
 def test_a_flaw_strikes_a_decision_as_often_as_asked(stage: Stage) -> None:
     questions = stage.asked(SEARCH) * 8
     shown = stage.play(SEARCH, questions, no_search=0.3)
-    share = np.mean([len(demonstration.said_K) == 1 for demonstration in shown])
+    share = np.mean([len(demonstration.text_K) == 1 for demonstration in shown])
     assert share == pytest.approx(0.3, abs=4 * np.sqrt(0.3 * 0.7 / len(questions)))
     went_wrong = stage.play(SEARCH, questions, wrong_query=0.3)
     firsts = [queries(d, SEARCH)[0] != q.plan[0].query for d, q in zip(went_wrong, questions, strict=True)]
@@ -138,16 +140,16 @@ def test_a_flaw_strikes_a_decision_as_often_as_asked(stage: Stage) -> None:
 
 def test_an_agent_that_found_nothing_says_so_and_goes_on(stage: Stage) -> None:
     for demonstration in stage.play(SEARCH, stage.asked(SEARCH), wrong_query=1.0):
-        thoughts = [said.removeprefix("<think> ").partition("</think>")[0] for said in demonstration.said_K]
+        thoughts = [said.removeprefix("<think> ").partition("</think>")[0] for said in demonstration.text_K]
         assert thoughts == ["find", "unclear", "unclear", "unclear"]
 
 
 @TASKS
-def test_in_true_demonstrations_no_country_of_another_split_is_named(stage: Stage, task: TaskConfig) -> None:
+def test_in_true_demonstrations_no_country_of_another_split_is_named(stage: Stage, task: QuestionTaskConfig) -> None:
     facts = load_facts()
     split = split_countries(facts, 0)
     for demonstration in stage.play(task, stage.asked(task)):
-        told = [*(message["content"] for message in demonstration.prompt), *demonstration.said_K]
+        told = [*(message["content"] for message in demonstration.prompt), *demonstration.text_K]
         named = {name for text in told for name in stage.renamer.names_in(text)}
         assert {split[name] for name in named & facts.countries.keys()} <= {"train"}
         for country, value in ((c, v) for (c, _), v in facts.values.items() if split[c] != "train"):
@@ -155,22 +157,22 @@ def test_in_true_demonstrations_no_country_of_another_split_is_named(stage: Stag
 
 
 @TASKS
-def test_a_renamed_episode_differs_in_names_alone(stage: Stage, task: TaskConfig) -> None:
+def test_a_renamed_episode_differs_in_names_alone(stage: Stage, task: QuestionTaskConfig) -> None:
     rng = random.Random(1)
     shown = stage.play(task, stage.asked(task), no_search=0.3, broken_tags=0.5)
     for demonstration in shown:
         new = renamed(demonstration, stage.renamer, rng)
         assert (new.question_id, new.stop) == (demonstration.question_id, demonstration.stop)
         assert [m["role"] for m in new.prompt] == [m["role"] for m in demonstration.prompt]
-        assert [o.role for o in new.seen_K] == [o.role for o in demonstration.seen_K]
+        assert [o.role for o in new.observation_K] == [o.role for o in demonstration.observation_K]
         for before, after in zip(texts(demonstration), texts(new), strict=True):
             assert skeleton(stage, before) == skeleton(stage, after)
     assert np.mean([renamed(d, stage.renamer, rng) != d for d in shown]) > 0.9
 
 
 def texts(demonstration: Demonstration) -> list[str]:
-    return [*(message["content"] for message in demonstration.prompt), *demonstration.said_K,
-            *(observation.text for observation in demonstration.seen_K)]
+    return [*(message["content"] for message in demonstration.prompt), *demonstration.text_K,
+            *(observation.text for observation in demonstration.observation_K)]
 
 
 def skeleton(stage: Stage, text: str) -> list[str]:

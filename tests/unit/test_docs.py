@@ -24,12 +24,12 @@ from turncredit.config import data as materials
 from turncredit.config import load as config
 from turncredit.config import retriever as retrieval_config
 from turncredit.config import runtime as equipment
-from turncredit.config import task as task_config
 from turncredit.config import training as training_config
 from turncredit.data.sources import load_registry
 from turncredit.miniature.build import build_world
 from turncredit.miniature.questions import SPLITS
 from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.tasks.registry import TASKS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "turncredit"
@@ -45,15 +45,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "retriever": retrieval_config.RetrieverConfig, "faiss": retrieval_config.FaissConfig,
     "server": retrieval_config.ServerConfig, "policy": materials.PolicyConfig,
     "warm_start": materials.WarmStartConfig, "engine": equipment.EngineConfig, "launch": equipment.LaunchConfig,
-    "checkpoint": config.CheckpointConfig, "search_rewards": task_config.SearchRewards,
-    "tool_rewards": task_config.ToolRewards,
-    "experiment": config.Experiment, "task": task_config.TaskConfig, "training": training_config.TrainingConfig,
+    "checkpoint": config.CheckpointConfig, **{f"rewards.{name}": task.rewards for name, task in TASKS.items()},
+    "experiment": config.Experiment, "task": TASKS["search"].config, "training": training_config.TrainingConfig,
     "arm": config.Arm,
     "overrides": config.ArmOverrides, "algorithm": algorithm_config.Algorithm}
 # Fields that are no keys of their own: told by other tables, or (name) the file's name.
 NESTED = {
     "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
-         "search_rewards", "tool_rewards", "experiments", "checkpoints", "algorithms"},
+         "rewards", "experiments", "checkpoints", "algorithms"},
     "retriever": {"faiss", "server"}, "arm": {"overrides"},
     "experiment": {"task", "training", "engine", "launch", "arms"}}
 
@@ -116,8 +115,8 @@ def is_key(reference: str) -> bool:
     _, *parts = reference.split(".")
     if parts[0] == "algorithms":
         return len(parts) == 2 and parts[1] in config.load_scale("mini", ROOT / "config").algorithms
-    section, key = ("", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
-    return len(parts) <= 2 and section in SECTIONS and key in SECTIONS[section].model_fields
+    section, key = ".".join(parts[:-1]), parts[-1]
+    return section in SECTIONS and key in SECTIONS[section].model_fields
 
 
 def fault(reference: str, page: str = MAP) -> bool:
@@ -145,8 +144,9 @@ def test_every_name_in_a_page_is_there(page: str) -> None:
 
 @pytest.mark.parametrize("reference", [
     "bench.costs", "credit.gae.gea", "credit.goe.gae", "credit.grpo.group_zscore.x", "config.training.lambda",
-    "config.trainig.steps", "config.algorithms.PPO", "tests/unit/test_credit.py::test_nothing",
-    "tests/unit/test_credits.py::test_x", "docs/MAP.md", "fig2_training_dynamics"])
+    "config.trainig.steps", "config.rewards.search.corect", "config.algorithms.PPO",
+    "tests/unit/test_credit.py::test_nothing", "tests/unit/test_credits.py::test_x",
+    "docs/MAP.md", "fig2_training_dynamics"])
 def test_a_wrong_name_would_be_noticed(reference: str) -> None:
     assert fault(reference)
 
@@ -192,7 +192,7 @@ def test_the_map_holds_the_values_of_scale_mini_and_marks_those_that_differ() ->
 
 def test_the_readme_of_the_configuration_holds_every_key_with_its_default() -> None:
     expected: dict[str, Any] = {}
-    for section, model in SECTIONS.items():
+    for section, model in (*SECTIONS.items(), *(("task", task.config) for task in TASKS.values())):
         for name, field in model.model_fields.items():
             if name not in NESTED.get(section, ()):
                 default = "required" if field.is_required() else field.get_default(call_default_factory=True)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from tests import synthetic_runs as synthetic
-from turncredit.config.task import ToolRewards
 from turncredit.errors import ConfigError
 from turncredit.reporting import statistics
 from turncredit.reporting.catalogue import FIGURES, TABLES
@@ -21,6 +20,7 @@ from turncredit.reporting.figures.builders import ALL_ARMS, BUILDERS, COMPONENTS
 from turncredit.reporting.figures.learning_curves import EMA_DECAY
 from turncredit.reporting.scores import Results
 from turncredit.reporting.tables import builders as tables
+from turncredit.tasks.tool_search.config import ToolRewards
 
 ROOT = Path(__file__).parents[2]
 Drawn = dict[str, tuple[Figure, pd.DataFrame]]

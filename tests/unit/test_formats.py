@@ -24,11 +24,10 @@ from turncredit.config.load import load_scale
 from turncredit.data.corpus import read_corpus
 from turncredit.data.formats import extract_corpus, read_rows
 from turncredit.data.prepare import choose, prepare
-from turncredit.data.questions import Split
+from turncredit.data.questions import Split, read_split
 from turncredit.data.sources import Format, Inside, load_registry
 from turncredit.errors import ConfigError, DataError
 from turncredit.rewards.matching import normalise
-from turncredit.training.run import read_split
 from turncredit.types import Question
 
 ROOT = Path(__file__).parents[2]

@@ -42,9 +42,9 @@ def setting(case: Case, paths: RunPaths) -> Setting:
 @pytest.mark.parametrize("case", cases(3), ids=lambda case: case.name)
 def test_episodes_have_the_shape_that_the_case_says(paths: RunPaths, case: Case) -> None:
     given = setting(case, paths)
-    bench = given.bench(given.learner())
-    groups = bench.play(given.questions, (GROUP, *[1] * (case.turns - 1)), temperature=1.0,
-                        seed_of=lambda question, path: hash((question, path)) % 2**32)
+    runner = given.runner(given.learner())
+    groups = runner.play(given.questions, (GROUP, *[1] * (case.turns - 1)), temperature=1.0,
+                         seed_of=lambda question, path: hash((question, path)) % 2**32)
     shown = given.codec.encode_observation(given.observation)
     assert len(groups) == QUESTIONS
     for leaf in (leaf for group in groups for leaf in group.transcripts):

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.policies import codec, model
-from turncredit.config.task import TaskConfig
-from turncredit.errors import ConfigError, RetrieverError
+from turncredit.errors import ConfigError, RetrieverError, TaskError
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.tokenizer import Codec
 from turncredit.rollout.batched import rollout
-from turncredit.tasks.env import Environment, Message, Step
+from turncredit.tasks.env import Environment, Message, Request, Service, Step
 from turncredit.tasks.registry import make_task
+from turncredit.tasks.search.config import SearchConfig
+from turncredit.tasks.search.environment import SERVICE
+from turncredit.tasks.search.services import SearchService
 from turncredit.types import Document, Group, Observation, Question, StopReason, TurnStop
 
 SEARCH = "<think> I look up Nairobi </think><search> capital of Kenya </search>"
@@ -28,9 +30,9 @@ def questions(count: int) -> list[Question]:
     return [Question(f"q{i}", "facts", f"What is the capital of Kenya {i}?", ("Nairobi",), 1, ()) for i in range(count)]
 
 
-def config(**changes: object) -> TaskConfig:
-    return TaskConfig.model_validate({"name": "search", "max_turns": 3, "max_turn_tokens": 40,
-                                      "max_observation_tokens": 60, "max_context_tokens": 400, "top_k": 2} | changes)
+def config(**changes: object) -> SearchConfig:
+    return SearchConfig.model_validate({"name": "search", "max_turns": 3, "max_turn_tokens": 40,
+                                        "max_observation_tokens": 60, "max_context_tokens": 400, "top_k": 2} | changes)
 
 
 def seed_of(question: str, path: tuple[int, ...]) -> int:
@@ -45,6 +47,10 @@ class Retriever:
         self.calls.append(list(queries))
         return [[Document(str(rank), "Kenya", f"Passage {rank} about {query}") for rank in range(top_k)]
                 for query in queries]
+
+
+def services(retriever: Retriever | None = None) -> dict[str, Service]:
+    return {SERVICE: SearchService(retriever or Retriever(), config().top_k)}
 
 
 class ScriptEngine:
@@ -71,9 +77,9 @@ class ScriptEngine:
         pass
 
 
-def play(engine: object, *, count: int = 1, branching: Sequence[int] = (1, 1, 1), settings: TaskConfig | None = None,
+def play(engine: object, *, count: int = 1, branching: Sequence[int] = (1, 1, 1), settings: SearchConfig | None = None,
          retriever: Retriever | None = None) -> list[Group]:
-    return rollout(questions(count), make_task(settings or config()), engine, retriever or Retriever(), codec(),
+    return rollout(questions(count), make_task(settings or config()), engine, services(retriever), codec(),
                    branching=branching, seed_of=seed_of, temperature=1.0)
 
 
@@ -125,6 +131,23 @@ def test_the_end_token_is_trained_on_but_is_no_text():
         assert turn.text == "Nairobi"
 
 
+def test_a_request_that_no_service_answers_is_an_error():
+    class Asks(Talk):
+        def start(self, item: Question, count_tokens: object, cut: object) -> Environment:
+            return Asks()
+
+        def request(self, text: str) -> Request | None:
+            return Request("serch", text)
+
+        def fork(self) -> Environment:
+            return Asks(self._turns)
+
+    for given, says in ((services(), "'serch'.*\\n.*did you mean 'search'"), ({}, "'serch'.*\\n.*open it")):
+        with pytest.raises(TaskError, match=says):
+            rollout(questions(1), Asks(), ScriptEngine(codec(), "x"), given, codec(), branching=(1, 1), seed_of=None,
+                    temperature=1.0)
+
+
 # Trees --------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("branching", "leaves", "turns"), [
@@ -171,7 +194,7 @@ def test_real_samples_do_not_depend_on_what_else_is_in_the_batch(branching):
     settings = config(max_turn_tokens=8, max_context_tokens=200)
 
     def groups(asked: Sequence[Question]) -> list[Group]:
-        return rollout(asked, make_task(settings), HFEngine(model(), codec()), Retriever(), codec(),
+        return rollout(asked, make_task(settings), HFEngine(model(), codec()), services(), codec(),
                        branching=branching, seed_of=seed_of, temperature=1.0)
 
     def tokens(group: Group) -> list[list[int]]:
@@ -185,7 +208,7 @@ def test_real_samples_do_not_depend_on_what_else_is_in_the_batch(branching):
 
 def test_greedy_asks_for_no_seeds():
     engine = ScriptEngine(codec(), SEARCH)
-    rollout(questions(1), make_task(config()), engine, Retriever(), codec(), branching=(1, 1, 1), seed_of=None,
+    rollout(questions(1), make_task(config()), engine, services(), codec(), branching=(1, 1, 1), seed_of=None,
             temperature=1.0)
     assert engine.seeds == [None] * 3
 
@@ -209,7 +232,7 @@ def test_an_episode_overflows_before_the_turn_that_would_not_fit_and_ends_with_a
 
 
 def test_a_question_that_does_not_fit_is_named():
-    with pytest.raises(ConfigError, match=r"question q0.*max_context_tokens"):
+    with pytest.raises(ConfigError, match=r"item q0.*max_context_tokens"):
         play(ScriptEngine(codec(), SEARCH), settings=config(max_context_tokens=41))
 
 
@@ -230,16 +253,16 @@ class Talk:
     def __init__(self, turns: int = 0) -> None:
         self._turns = turns
 
-    def start(self, question: Question, count_tokens: object, cut: object) -> Environment:
+    def start(self, item: Question, count_tokens: object, cut: object) -> Environment:
         return Talk()
 
-    def prompt(self) -> list[Message]:
+    def reset(self) -> list[Message]:
         return [{"role": "user", "content": "Kenya"}]
 
-    def query(self, text: str) -> None:
+    def request(self, text: str) -> Request | None:
         return None
 
-    def step(self, text: str, stop: TurnStop, documents: object) -> Step:
+    def step(self, text: str, stop: TurnStop, response: object) -> Step:
         self._turns += 1
         return Step(Observation("and?", role="user"), StopReason.TURN_LIMIT if self._turns == 2 else None)
 
@@ -250,7 +273,7 @@ class Talk:
 @pytest.mark.parametrize("stop", [TurnStop.TAG, TurnStop.END])
 def test_a_reply_closes_the_turn_once_with_scaffolding_that_is_not_trained_on(stop):
     c = codec()
-    [group] = rollout(questions(1), Talk(), ScriptEngine(c, "Nairobi", stop=stop), None, c, branching=(1, 1),
+    [group] = rollout(questions(1), Talk(), ScriptEngine(c, "Nairobi", stop=stop), {}, c, branching=(1, 1),
                       seed_of=None, temperature=1.0)
     [leaf] = group.transcripts
     sampled = "Nairobi<|end|>" if stop is TurnStop.END else "Nairobi"
@@ -261,11 +284,11 @@ def test_a_reply_closes_the_turn_once_with_scaffolding_that_is_not_trained_on(st
 
 def test_an_environment_that_never_ends_is_an_error():
     class Endless(Talk):
-        def start(self, question: Question, count_tokens: object, cut: object) -> Environment:
+        def start(self, item: Question, count_tokens: object, cut: object) -> Environment:
             return Talk(-9)
 
     with pytest.raises(ValueError, match="go on after the last"):
-        rollout(questions(1), Endless(), ScriptEngine(codec(), "x"), None, codec(), branching=(1, 1), seed_of=None,
+        rollout(questions(1), Endless(), ScriptEngine(codec(), "x"), {}, codec(), branching=(1, 1), seed_of=None,
                 temperature=1.0)
 
 

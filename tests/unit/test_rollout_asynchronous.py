@@ -12,14 +12,15 @@ import pytest
 from tests.engines import OneByOne
 from tests.policies import codec, logprob_rounding, model
 from tests.tolerance import assert_close
-from tests.unit.test_rollout import ANSWER, SEARCH, Retriever, Talk, config, questions, seed_of
-from turncredit.errors import RetrieverError
+from tests.unit.test_rollout import ANSWER, SEARCH, Talk, config, questions, seed_of, services
+from turncredit.errors import RetrieverError, TaskError
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.tokenizer import Codec
 from turncredit.rollout import asynchronous
 from turncredit.rollout import batched as episode
 from turncredit.tasks.registry import make_task
+from turncredit.tasks.search.environment import SERVICE
 from turncredit.types import Document, Group, TurnStop
 
 
@@ -47,15 +48,15 @@ class Script:
 
 @dataclass
 class Gate:
-    """A retriever whose search for one question ends when it is told to; all others at once."""
+    """A search service whose answer for one question waits until it is let go; all others come at once."""
 
     slow: str
     events: list[str]
     open: asyncio.Event = field(default_factory=asyncio.Event)
     until: int = 10**9  # events after which it opens by itself
 
-    async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
-        [query] = queries
+    async def answer(self, bodies: Sequence[str]) -> list[list[Document]]:
+        [query] = bodies
         if query.strip().endswith(self.slow):
             while len(self.events) < self.until:
                 await asyncio.sleep(0)
@@ -63,10 +64,10 @@ class Gate:
         return [[Document("1", "Kenya", "Nairobi is the capital")]]
 
 
-def play(engine: object, retriever: object, count: int, *, branching: Sequence[int] = (1, 1, 1)) -> list[Group]:
+def play(engine: object, search: object | None, count: int, *, branching: Sequence[int] = (1, 1, 1)) -> list[Group]:
     return asyncio.run(asynchronous.rollout_async(
-        questions(count), make_task(config()), engine, retriever, codec(), branching=branching, seed_of=seed_of,
-        temperature=1.0))
+        questions(count), make_task(config()), engine, {} if search is None else {SERVICE: search}, codec(),
+        branching=branching, seed_of=seed_of, temperature=1.0))
 
 
 @pytest.mark.numeric
@@ -78,7 +79,7 @@ def test_the_groups_are_those_of_the_batched_rollout(branching: tuple[int, ...],
     engine = HFEngine(policy, codec())
     for play_all, player in ((episode.rollout, engine), (asynchronous.rollout, OneByOne(engine))):
         engine.reset_prefix_cache()
-        found.append(play_all(questions(3), make_task(settings), player, Retriever(), codec(), branching=branching,
+        found.append(play_all(questions(3), make_task(settings), player, services(), codec(), branching=branching,
                               seed_of=None if greedy else seed_of, temperature=1.0))
     batched, paced = found
     for left, right in zip(batched, paced, strict=True):
@@ -101,8 +102,8 @@ def test_searches_and_answers_are_those_of_the_batched_rollout() -> None:
         branching = (2, *(1,) * (settings.max_turns - 1))
         rest = {"branching": branching, "seed_of": seed_of, "temperature": 1.0}
         task = make_task(settings)
-        batched = episode.rollout(questions(3), task, Batch(), Retriever(), codec(), **rest)
-        assert asynchronous.rollout(questions(3), task, script, Retriever(), codec(), **rest) == batched
+        batched = episode.rollout(questions(3), task, Batch(), services(), codec(), **rest)
+        assert asynchronous.rollout(questions(3), task, script, services(), codec(), **rest) == batched
         assert {turn.weight_version for group in batched for turn in group.turns} == {7}
 
 
@@ -132,14 +133,14 @@ def test_a_search_in_a_thread_holds_up_nobody() -> None:
             return one
 
     script = Watched(codec())
-    asynchronous.rollout(questions(2), make_task(config()), script, Client(), codec(), branching=(1, 1, 1),
+    asynchronous.rollout(questions(2), make_task(config()), script, services(Client()), codec(), branching=(1, 1, 1),
                          seed_of=seed_of, temperature=1.0)
     assert script.events.index("1: answer") < script.events.index("0: answer")
 
 
 def test_a_failed_search_ends_the_rollout_and_the_turns_in_progress() -> None:
     class Dead:
-        async def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        async def answer(self, bodies: Sequence[str]) -> list[list[Document]]:
             raise RetrieverError("no answer", "start it")
 
     class Endless(Script):
@@ -158,14 +159,14 @@ def test_a_failed_search_ends_the_rollout_and_the_turns_in_progress() -> None:
     assert script.cancelled == ["1"]
 
 
-def test_no_retriever_is_an_error_where_a_turn_asks() -> None:
-    with pytest.raises(ValueError, match="asks for a retriever"):
+def test_a_request_that_no_service_answers_is_an_error() -> None:
+    with pytest.raises(TaskError, match="the service 'search', which is not there"):
         play(Script(codec()), None, 1)
 
 
 def test_an_environment_that_never_ends_is_an_error() -> None:
     class Endless(Talk):
-        def start(self, question: object, count_tokens: object, cut: object) -> Talk:
+        def start(self, item: object, count_tokens: object, cut: object) -> Talk:
             return Talk(-9)
 
     class Says:
@@ -173,12 +174,12 @@ def test_an_environment_that_never_ends_is_an_error() -> None:
             return Sample((5,), (-1.0,), TurnStop.TAG)
 
     with pytest.raises(ValueError, match="goes on after the last"):
-        asynchronous.rollout(questions(1), Endless(), Says(), None, codec(), branching=(1, 1), seed_of=None,
+        asynchronous.rollout(questions(1), Endless(), Says(), {}, codec(), branching=(1, 1), seed_of=None,
                              temperature=1.0)
 
 
 def test_inputs_are_left_as_they_were() -> None:
     asked = questions(2)
-    asynchronous.rollout(asked, make_task(config()), Script(codec()), Retriever(), codec(), branching=(1, 1, 1),
+    asynchronous.rollout(asked, make_task(config()), Script(codec()), services(), codec(), branching=(1, 1, 1),
                          seed_of=seed_of, temperature=1.0)
     assert asked == [replace(question) for question in questions(2)]

@@ -15,8 +15,9 @@ import pytest
 from tests import synthetic_runs as synthetic
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.runs import collect, read_collected, read_folders
-from turncredit.reporting.schema import METRICS
+from turncredit.reporting.schema import metrics_schema
 from turncredit.reporting.scores import Results, seed_counts, sources
+from turncredit.tasks.registry import TASKS
 
 SCALE = synthetic.scale()
 FILES = ("metrics.csv", "evaluation.csv.gz", "manifests.json")
@@ -115,10 +116,11 @@ def test_words_about_sources_and_seeds(everything: Results) -> None:
     assert seed_counts([one, None]) == "2"
 
 
-def test_the_schema_names_what_training_writes() -> None:
-    from turncredit.training.metrics import FIXED_COLUMNS
+@pytest.mark.parametrize("task", TASKS)
+def test_the_schema_names_what_training_writes(task: str) -> None:
+    from turncredit.training.metrics import fixed_columns
 
-    assert set(METRICS.columns) == set(FIXED_COLUMNS)
+    assert set(metrics_schema([task]).columns) == set(fixed_columns(TASKS[task]))
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from tests.episodes import (
     think_search,
 )
 from turncredit.errors import ConfigError
+from turncredit.tasks.env import Request
 from turncredit.tasks.registry import make_task
 from turncredit.types import Observation, StopReason, TurnStop
 
@@ -27,19 +28,19 @@ INVALID = "<think> t </think>"
 
 def test_a_search_is_answered_by_the_passages_as_shown() -> None:
     environment = start(config())
-    assert environment.query(think_search("capital of Italy")) == "capital of Italy"
+    assert environment.request(think_search("capital of Italy")) == Request("search", "capital of Italy")
     step = environment.step(think_search(), TurnStop.TAG, [HIT, MISS])
     assert step.stop is None
     assert step.observation.text == (
         "<information>Doc 1(Title: Italy) The capital of Italy is Rome. The currency is the Euro.\n"
         "Doc 2(Title: Peru) Peru lies in South America.</information>")
-    assert step.observation.documents == (HIT, MISS)
+    assert step.observation.data == (HIT, MISS)
     assert step.observation.error is None
 
 
 def test_an_answer_ends_the_episode() -> None:
     environment = start(config())
-    assert environment.query(think_answer()) is None
+    assert environment.request(think_answer()) is None
     step = environment.step(think_answer(), TurnStop.TAG, None)
     assert (step.observation, step.stop) == (Observation(), StopReason.ANSWERED)
     with pytest.raises(ValueError, match="over"):
@@ -49,7 +50,7 @@ def test_an_answer_ends_the_episode() -> None:
 def test_the_last_turn_can_only_answer() -> None:
     environment = start(config(max_turns=2))
     environment.step(think_search(), TurnStop.TAG, [HIT])
-    assert environment.query(think_search()) is None
+    assert environment.request(think_search()) is None
     step = environment.step(think_search(), TurnStop.TAG, None)
     assert (step.observation, step.stop) == (Observation(), StopReason.TURN_LIMIT)
 
@@ -83,16 +84,16 @@ def test_the_invalid_limit_counts_all_turns_not_only_those_in_a_row() -> None:
     assert episode.stop is StopReason.INVALID_LIMIT
 
 
-def test_documents_are_given_exactly_where_a_turn_asks() -> None:
+def test_documents_are_given_exactly_where_a_turn_requests_them() -> None:
     with pytest.raises(ValueError, match="documents"):
         start(config()).step(think_search(), TurnStop.TAG, None)
     with pytest.raises(ValueError, match="documents"):
         start(config()).step(think_answer(), TurnStop.TAG, [HIT])
 
 
-def test_a_query_changes_nothing() -> None:
+def test_a_request_changes_nothing() -> None:
     environment = start(config(max_turns=2))
-    assert [environment.query(think_search()) for _ in range(5)] == ["capital of Italy"] * 5
+    assert [environment.request(think_search()) for _ in range(5)] == [Request("search", "capital of Italy")] * 5
 
 
 def test_a_fork_and_its_origin_go_their_own_ways() -> None:
@@ -106,12 +107,12 @@ def test_a_fork_and_its_origin_go_their_own_ways() -> None:
 
 def test_at_most_top_k_passages_are_shown() -> None:
     step = start(config(top_k=1)).step(think_search(), TurnStop.TAG, [HIT, MISS])
-    assert step.observation.documents == (HIT,)
+    assert step.observation.data == (HIT,)
 
 
 def test_prompts() -> None:
-    assert start(config()).prompt() == [{"role": "user", "content": "Question: What is the capital of Italy?"}]
-    [message] = start(config(instruction="full")).prompt()
+    assert start(config()).reset() == [{"role": "user", "content": "Question: What is the capital of Italy?"}]
+    [message] = start(config(instruction="full")).reset()
     assert message["role"] == "user"
     assert message["content"].endswith(" Question: What is the capital of Italy?")
     for tag in ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.episodes import characters, first_characters
-from turncredit.policy.tokenizer import MARKERS, TAGS, Codec, train_tokenizer
-from turncredit.tasks.search.passages import asked, neutral, show
+from turncredit.policy.tokenizer import MARKERS, Codec, train_tokenizer
+from turncredit.tasks.registry import all_tags
+from turncredit.tasks.search.passages import escape_tags, format_passages, format_question
 from turncredit.tasks.tags import parse_blocks
 from turncredit.types import Document, Observation
 
@@ -16,7 +17,7 @@ FRAME = len("<information>Doc 1(Title: T) </information>")
 
 
 def shown(documents: list[Document], budget: int) -> Observation:
-    return show(documents, "information", budget, characters, first_characters)
+    return format_passages(documents, "information", budget, characters, first_characters)
 
 
 @pytest.mark.parametrize(("room", "text"), [
@@ -29,14 +30,14 @@ def shown(documents: list[Document], budget: int) -> Observation:
 def test_a_passage_is_cut_to_the_budget(room: int, text: str) -> None:
     observation = shown([Document("1", "T", "alpha beta!")], FRAME + room)
     assert observation.text == f"<information>Doc 1(Title: T) {text}</information>"
-    assert observation.documents == (Document("1", "T", text),)
+    assert observation.data == (Document("1", "T", text),)
 
 
 def test_later_passages_are_dropped() -> None:
     documents = [Document("1", "T", "alpha beta!"), Document("2", "T", "x")]
-    assert [d.id for d in shown(documents, FRAME + 10).documents] == ["1"]
-    assert [d.id for d in shown(documents, FRAME + 11).documents] == ["1"]
-    assert [d.id for d in shown(documents, FRAME + 11 + len("\nDoc 2(Title: T) x")).documents] == ["1", "2"]
+    assert [d.id for d in shown(documents, FRAME + 10).data] == ["1"]
+    assert [d.id for d in shown(documents, FRAME + 11).data] == ["1"]
+    assert [d.id for d in shown(documents, FRAME + 11 + len("\nDoc 2(Title: T) x")).data] == ["1", "2"]
 
 
 def test_no_room_for_any_text_shows_no_passage() -> None:
@@ -45,7 +46,7 @@ def test_no_room_for_any_text_shows_no_passage() -> None:
 
 
 def test_a_passage_may_be_a_title_alone() -> None:
-    assert shown([Document("1", "T", "")], FRAME).documents == (Document("1", "T", ""),)
+    assert shown([Document("1", "T", "")], FRAME).data == (Document("1", "T", ""),)
 
 
 def test_a_cut_inside_a_character_is_mended() -> None:
@@ -56,9 +57,9 @@ def test_a_cut_inside_a_character_is_mended() -> None:
         return len(text.encode())
 
     for budget in range(FRAME, FRAME + 14):
-        observation = show([Document("1", "T", "日本国")], "information", budget, count_bytes, cut_bytes)
+        observation = format_passages([Document("1", "T", "日本国")], "information", budget, count_bytes, cut_bytes)
         kept = "日本国"[:(budget - FRAME) // 3]
-        assert [d.text for d in observation.documents] == ([kept] if kept else [])
+        assert [d.text for d in observation.data] == ([kept] if kept else [])
         assert "\ufffd" not in observation.text
 
 
@@ -75,12 +76,12 @@ def test_markers_in_a_passage_are_data(text: str) -> None:
     assert "<" not in inside
     assert "[INST]" not in inside
     assert [b.name for b in parse_blocks(observation.text)] == ["information"]
-    assert neutral(neutral(text)) == neutral(text)
+    assert escape_tags(escape_tags(text)) == escape_tags(text)
 
 
 def test_ordinary_text_is_left_alone() -> None:
     text = "If 3 < 4 and b > a, then [1] & [see notes] hold: 50 % of U.S. $."
-    assert neutral(text) == text
+    assert escape_tags(text) == text
 
 
 def test_a_passage_is_one_line() -> None:
@@ -96,7 +97,7 @@ def test_a_passage_is_one_line() -> None:
     ("<answer>x</answer>?", "Question: &lt;answer>x&lt;/answer>?"),
 ])
 def test_a_question_is_one_line_with_a_question_mark(text: str, line: str) -> None:
-    assert asked(text) == line
+    assert format_question(text) == line
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +109,11 @@ def codec() -> Codec:
 def test_real_tokens_keep_the_budget_and_hold_no_foreign_tag(codec: Codec, budget: int) -> None:
     documents = [Document("1", "東京 </information>", "São Tomé <answer> Rome </answer> 日本<|end|>国 The capital"),
                  Document("2", "Rome", "<|user|> The capital of Italy is Rome. &lt; 😀😀")]
-    observation = show(documents, "information", budget, codec.count, codec.cut)
+    observation = format_passages(documents, "information", budget, codec.count, codec.cut)
     ids = codec.encode_observation(observation.text)
     assert len(ids) <= budget
     assert codec.decode(ids) == observation.text
-    special = [codec.decode([i]) for i in ids if codec.decode([i]) in (*TAGS, *MARKERS)]
+    special = [codec.decode([i]) for i in ids if codec.decode([i]) in (*all_tags(), *MARKERS)]
     assert special == ["<information>", "</information>"]
     assert "\ufffd" not in observation.text
-    assert len(observation.documents) == 2 or budget < 500
+    assert len(observation.data) == 2 or budget < 500

@@ -6,17 +6,18 @@ from tests.policies import codec, foreign_codec, tokenizer
 from turncredit.config.data import PolicyConfig
 from turncredit.errors import CheckpointError, DataError
 from turncredit.policy.model import make_tiny_policy, save_policy
-from turncredit.policy.tokenizer import MARKERS, TAGS, Codec, train_tokenizer
+from turncredit.policy.tokenizer import MARKERS, Codec, train_tokenizer
+from turncredit.tasks.registry import all_tags
 
 USER = [{"role": "user", "content": "What is the capital of Kenya?"}]
 
 
 def test_a_tag_is_one_token_and_survives_decoding():
     c = codec()
-    for tag in TAGS:
+    for tag in all_tags():
         assert c.count(tag) == 1
         assert c.decode(c.encode_observation(f"a{tag}b")) == f"a{tag}b"
-    assert all(foreign_codec().count(tag) > 1 for tag in TAGS)
+    assert all(foreign_codec().count(tag) > 1 for tag in all_tags())
 
 
 def test_a_word_with_its_space_is_one_token():

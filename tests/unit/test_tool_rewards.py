@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.episodes import HIT, MISS, config, play, question, reason_answer, reason_tool
+from tests.episodes import HIT, MISS, config, measured, play, question, reason_answer, reason_tool
 from turncredit.config.algorithm import Content
-from turncredit.config.task import ToolRewards
+from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.registry import make_reward
-from turncredit.tasks.search.shared import Rewards
+from turncredit.tasks.tool_search.config import ToolRewards
 from turncredit.tasks.tool_search.rewards import attempts, search_answer, tool_execution, xml_format, xml_tags
 from turncredit.types import StopReason, Transcript
 
@@ -30,8 +30,8 @@ def test_a_perfect_episode_earns_every_maximum() -> None:
         "xml_format": 0.2, "xml_tags": 0.2})
     assert rewards.intermediate_K == pytest.approx((0.7, 0.0))
     assert rewards.outcome == pytest.approx(1.9)
-    assert (rewards.answer_correct, rewards.format_correct, rewards.retrieval_correct) == (1.0, 1.0, 1.0)
-    assert (rewards.prediction, rewards.searches, rewards.f1) == ("Rome", 1, 1.0)
+    assert measured(rewards, "answer_correct", "format_correct", "retrieval_correct") == (1.0, 1.0, 1.0)
+    assert (rewards.columns["prediction"], rewards.metrics["searches"], rewards.metrics["f1"]) == ("Rome", 1, 1.0)
 
 
 def test_contents() -> None:
@@ -55,13 +55,13 @@ def test_an_answer_without_a_call_has_no_intermediate_reward() -> None:
     rewards = judge(play(TWO, [reason_answer()]))
     assert rewards.intermediate_K == (0.0,)
     assert rewards.outcome == pytest.approx(1.9)
-    assert (rewards.retrieval_correct, rewards.format_correct, rewards.searches) == (0.0, 1.0, 0)
+    assert measured(rewards, "retrieval_correct", "format_correct", "searches") == (0.0, 1.0, 0)
 
 
 def test_a_failed_call_is_an_attempt_without_success() -> None:
     rewards = judge(play(TWO, [BAD_CALL, reason_answer()]))
     assert rewards.components["tool_execution"] == rewards.components["search_answer"] == 0.0
-    assert (rewards.format_correct, rewards.searches) == (0.0, 0)
+    assert measured(rewards, "format_correct", "searches") == (0.0, 0)
 
 
 def test_execution_is_the_share_of_attempts_and_each_turn_earns_what_it_adds() -> None:
@@ -71,7 +71,7 @@ def test_execution_is_the_share_of_attempts_and_each_turn_earns_what_it_adds() -
     assert search_answer(episode.turns, ["Rome"]) == 0.0  # the first result is an error
     rewards = judge(episode)
     assert rewards.intermediate_K == pytest.approx((0.0, 0.0, 0.1, 0.0))
-    assert rewards.retrieval_correct == 1.0
+    assert rewards.metrics["retrieval_correct"] == 1.0
     late = judge(play(FOUR, [reason_tool(), BAD_CALL, reason_answer()], [[HIT]]))
     assert late.intermediate_K == pytest.approx((0.2 + 0.5, -0.1, 0.0))
 
@@ -95,13 +95,13 @@ def test_a_call_in_the_last_turn_is_no_attempt() -> None:
 def test_the_answer(answer: str, presence: float, exact: float) -> None:
     rewards = judge(play(TWO, [reason_answer(answer)]))
     assert (rewards.components["answer_presence"], rewards.components["exact_match"]) == (presence, exact)
-    assert rewards.answer_correct == exact
+    assert rewards.metrics["answer_correct"] == exact
 
 
 def test_a_blank_alias_earns_nothing() -> None:
     rewards = judge(play(TWO, [reason_tool(), reason_answer("")], [[HIT]]), answers=("", " "))
     assert rewards.components["search_answer"] == rewards.components["answer_presence"] == 0.0
-    assert rewards.components["exact_match"] == rewards.retrieval_correct == 0.0
+    assert rewards.components["exact_match"] == rewards.metrics["retrieval_correct"] == 0.0
 
 
 def test_an_episode_cut_short_has_no_answer() -> None:
@@ -109,7 +109,7 @@ def test_an_episode_cut_short_has_no_answer() -> None:
     rewards = judge(episode)
     assert rewards.components["exact_match"] == rewards.components["answer_presence"] == 0.0
     assert rewards.intermediate_K == pytest.approx((0.7, 0.0))
-    assert (rewards.prediction, rewards.format_correct) == ("", 0.0)
+    assert (rewards.columns["prediction"], rewards.metrics["format_correct"]) == ("", 0.0)
 
 
 def test_a_result_without_the_answer() -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.episodes import HIT, MISS, config, play, reason_answer, reason_tool, start
+from turncredit.tasks.env import Request
 from turncredit.tasks.tool_search.protocol import RULES, read_call
 from turncredit.types import Observation, StopReason, TurnStop
 
@@ -20,12 +21,12 @@ def called(content: str) -> str:
 
 def test_two_turns() -> None:
     environment = start(TWO)
-    assert environment.query(reason_tool("Italy")) == "Italy"
+    assert environment.request(reason_tool("Italy")) == Request("search", "Italy")
     step = environment.step(reason_tool(), TurnStop.TAG, [HIT, MISS])
     assert step.observation == Observation(
         "<result>Doc 1(Title: Italy) The capital of Italy is Rome. The currency is the Euro.</result>",
         (HIT,), role="user")
-    assert environment.query(reason_tool()) is None
+    assert environment.request(reason_tool()) is None
     assert environment.step(reason_answer(), TurnStop.TAG, None).stop is StopReason.ANSWERED
 
 
@@ -67,9 +68,9 @@ def test_keys_may_come_in_any_order_and_the_query_is_stripped() -> None:
 ])
 def test_anything_but_an_exact_call_is_an_error_observation(content: str, error: str) -> None:
     environment = start(FOUR)
-    assert environment.query(called(content)) is None
+    assert environment.request(called(content)) is None
     step = environment.step(called(content), TurnStop.TAG, None)
-    assert (step.observation.error, step.observation.documents, step.stop) == (error, (), None)
+    assert (step.observation.error, step.observation.data, step.stop) == (error, (), None)
     assert step.observation.text.startswith("<result>Error: ")
     assert environment.step(reason_answer(), TurnStop.TAG, None).stop is StopReason.ANSWERED
 
@@ -103,11 +104,11 @@ def test_an_invalid_first_turn_leaves_the_last_to_answer() -> None:
 
 
 def test_the_full_prompt_explains_a_call_that_works() -> None:
-    system, user = start(config("tool_search", max_turns=2, instruction="full")).prompt()
+    system, user = start(config("tool_search", max_turns=2, instruction="full")).reset()
     assert (system["role"], user["role"]) == ("system", "user")
     example = system["content"].split("<tool>")[1].split("</tool>")[0]
     assert read_call(example) == json.loads(example)["args"]["query"]
-    hint, asked = start(TWO).prompt()
+    hint, asked = start(TWO).reset()
     assert hint == {"role": "system", "content": "Tool: wiki_search"}
     assert asked == user
 

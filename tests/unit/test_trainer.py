@@ -15,18 +15,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.small_run import TASK, config, events, make_world, served, train, untimed
+from tests.small_run import TASK, config, events, make_world, served, service_settings, train, untimed
 from tests.tolerance import assert_close
 from tests.trees import transcript, turn
-from turncredit.config.retriever import RetrieverConfig
-from turncredit.data.questions import evaluation_ids
+from turncredit.data.questions import evaluation_ids, read_split
 from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
 from turncredit.evaluation import leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.model import load_policy
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
-from turncredit.training.run import evaluate_run, read_split
+from turncredit.training.run import evaluate_run
 from turncredit.training.run_folder import RunPaths
 from turncredit.types import Group
 
@@ -202,10 +201,10 @@ def test_evaluation_asks_every_arm_the_same_and_plays_each_decoding(root):
     with served():
         for policy, output in ((paths.final_policy, paths.run / "evaluation.csv"),
                                (paths.policy, root / "base.csv"), (paths.policy, root / "again.csv")):
-            evaluate_run(policy, run, RetrieverConfig(), data=paths.data, index=paths.index, output=output,
+            evaluate_run(policy, run, service_settings(paths), data=paths.data, output=output,
                          decodings=("greedy", "sampled"))
-        evaluate_run(paths.policy, run, RetrieverConfig(), data=paths.data, index=paths.index,
-                     output=root / "closed.csv", closed_book=True)
+        closed_book = run.model_copy(update={"task": run.task.model_copy(update={"max_turns": 1})})
+        evaluate_run(paths.policy, closed_book, service_settings(paths), data=paths.data, output=root / "closed.csv")
     table, base, closed = map(pd.read_csv, (paths.run / "evaluation.csv", root / "base.csv", root / "closed.csv"))
     assert table["question_id"].tolist() == base["question_id"].tolist()
     assert table.groupby("decoding").size().to_dict() == {"greedy": 8, "sampled": 8}
@@ -224,7 +223,7 @@ def test_an_evaluation_of_other_questions_than_the_runs_is_refused(root):
     hashes["sha256"]["questions/facts.test.jsonl"] = sha256(questions)
     record.write_text(json.dumps(hashes))
     with pytest.raises(DataError, match="evaluation questions changed"), served():
-        evaluate_run(paths.final_policy, run, RetrieverConfig(), data=paths.data, index=paths.index,
+        evaluate_run(paths.final_policy, run, service_settings(paths), data=paths.data,
                      output=paths.run / "evaluation.csv")
 
 

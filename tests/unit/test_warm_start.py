@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from tests.demonstrators import POLICY, SEARCH, TOOL, WORLD, Stage, make_stage
 from tests.policies import tokenizer as other_tokenizer
 from tests.tolerance import bound
-from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
+from turncredit.config.data import PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.task import TaskConfig
@@ -25,13 +26,18 @@ from turncredit.miniature import warm_start
 from turncredit.miniature.warm_start import demonstration_rows, imitate, make_base, make_clean, make_tokenizer, render
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
-from turncredit.policy.tokenizer import END, TAGS, Codec
+from turncredit.policy.tokenizer import END, Codec
 from turncredit.rollout.batched import rollout
-from turncredit.tasks.registry import make_task
+from turncredit.tasks.registry import TASKS, all_tags, make_task
+from turncredit.tasks.search import services
+from turncredit.tasks.search.config import QuestionTaskConfig
+from turncredit.tasks.search.demonstrations import FLAWS
+from turncredit.tasks.search.environment import SERVICE
+from turncredit.tasks.search.services import SearchService
 from turncredit.training.batch import Batch
 from turncredit.types import TurnStop
 
-TASKS = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
+EACH_TASK = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
 FLAWED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}
 START = WarmStartConfig(batch=8, clean_steps=3, flawed_steps=2, one_hop_epochs=2, warmup_steps=1, threads=1,
                         flaws=dict.fromkeys(FLAWS, 0.5))
@@ -49,7 +55,7 @@ def scale(*tasks: TaskConfig, **changes: object) -> Scale:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     made = make_stage(tmp_path_factory.mktemp("stage"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(warm_start, "retriever", made.served)
+        patch.setattr(services, "retriever", made.served)
         yield made
 
 
@@ -60,10 +66,10 @@ def rows(stage: Stage, task: TaskConfig = SEARCH, *, flawed: bool = False, **cha
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
 
 def test_a_tag_is_one_token_and_what_episodes_hold_comes_back(stage: Stage) -> None:
-    for tag in TAGS:
+    for tag in all_tags():
         assert len(stage.codec.encode_observation(tag)) == 1
     for demonstration in stage.play(SEARCH, stage.asked(SEARCH)):
-        for text in (*demonstration.said_K, *(seen.text for seen in demonstration.seen_K)):
+        for text in (*demonstration.text_K, *(seen.text for seen in demonstration.observation_K)):
             assert stage.codec.decode(stage.codec.encode_observation(text)) == text
 
 
@@ -90,43 +96,44 @@ def test_a_tokenizer_that_is_not_there_leaves_nothing(stage: Stage, tmp_path: Pa
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-@TASKS
+@EACH_TASK
 def test_loss_is_on_what_was_said_and_on_nothing_else(stage: Stage, task: TaskConfig) -> None:
     for demonstration in stage.play(task, stage.asked(task), **FLAWED):
         row = render(demonstration, stage.codec)
         ids, mask = row.transcript.ids, row.loss_mask
         assert len(ids) == len(mask)
         said = [i for i, loss in zip(ids, mask, strict=True) if loss]
-        assert stage.codec.decode(said) == "".join(demonstration.said_K)
+        assert stage.codec.decode(said) == "".join(demonstration.text_K)
         assert mask[-1] == 1  # nothing after the last turn is read
         seen = stage.codec.decode([i for i, loss in zip(ids, mask, strict=True) if not loss])
         prompt = stage.codec.decode(stage.codec.encode_prompt(demonstration.prompt))
         assert seen.startswith(prompt)
-        for observation in demonstration.seen_K[:-1]:
+        for observation in demonstration.observation_K[:-1]:
             assert observation.text in seen
-        if task is TOOL and len(demonstration.said_K) > 1:
+        if task is TOOL and len(demonstration.text_K) > 1:
             assert seen.removeprefix(prompt).startswith(f"{END}<|user|>")
-        assert row.owned_K == (True,) * len(demonstration.said_K)
+        assert row.owned_K == (True,) * len(demonstration.text_K)
 
 
 class Script:
     """An engine that says what demonstrations said, turn by turn."""
 
-    def __init__(self, said_K: Sequence[str], codec: Codec) -> None:
-        self._turns = [codec.encode_observation(said) for said in said_K]
+    def __init__(self, text_K: Sequence[str], codec: Codec) -> None:
+        self._turns = [codec.encode_observation(said) for said in text_K]
 
     def generate(self, contexts: Sequence[Sequence[int]], **_: object) -> list[Sample]:
         said = [self._turns.pop(0) for _ in contexts]  # none once the episode is over
         return [Sample(ids, (0.0,) * len(ids), TurnStop.TAG) for ids in said]
 
 
-@TASKS
-def test_a_row_is_the_rollout_of_an_agent_that_says_the_same(stage: Stage, task: TaskConfig) -> None:
+@EACH_TASK
+def test_a_row_is_the_rollout_of_an_agent_that_says_the_same(stage: Stage, task: QuestionTaskConfig) -> None:
     """Prompt, scaffolding and order of tokens are those that the trained policy will meet, id by id."""
     questions = stage.asked(task)
     for question, demonstration in zip(questions, stage.play(task, questions, **FLAWED), strict=True):
-        engine = Script(demonstration.said_K, stage.codec)
-        group, = rollout([question], make_task(task), engine, stage.search, stage.codec,  # type: ignore[arg-type]
+        engine = Script(demonstration.text_K, stage.codec)
+        services = {SERVICE: SearchService(stage.search, task.top_k)}
+        group, = rollout([question], make_task(task), engine, services, stage.codec,  # type: ignore[arg-type]
                          branching=(1,) * task.max_turns, seed_of=None, temperature=1.0)
         played, row = group.transcripts[0], render(demonstration, stage.codec)
         assert row.transcript.ids == played.ids
@@ -199,7 +206,7 @@ def test_the_loss_falls_also_on_episodes_that_were_not_seen(stage: Stage) -> Non
     assert not model.training
 
 
-@TASKS
+@EACH_TASK
 def test_every_step_is_a_batch_and_each_row_of_a_chunk_comes_once(stage: Stage, task: TaskConfig) -> None:
     chunk = next(rows(stage, task, flawed=True))
     steps = list(warm_start._steps(iter([chunk]), START))
@@ -281,8 +288,8 @@ def test_an_altered_world_is_refused_and_nothing_is_written(stage: Stage, tmp_pa
 
 def test_two_turns_without_a_question_of_one_hop_are_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     bridge = [question for question in stage.questions if question.hops > 1]
-    monkeypatch.setattr(warm_start, "read_split", lambda *_: bridge)
-    with pytest.raises(DataError, match="no train question of one hop, which is all that 2 turns allow"):
+    monkeypatch.setitem(TASKS, "tool_search", replace(TASKS["tool_search"], read_items=lambda *_: bridge))
+    with pytest.raises(DataError, match="no train item of task 'tool_search' fits into 2 turns"):
         rows(stage, TOOL)
 
 
@@ -293,6 +300,6 @@ def test_the_retriever_is_asked_for_by_its_settings(stage: Stage, monkeypatch: p
         asked.append((index, config))
         return stage.served(index, config)
 
-    monkeypatch.setattr(warm_start, "retriever", served)
+    monkeypatch.setattr(services, "retriever", served)
     rows(stage, retriever=RetrieverConfig(timeout_s=3))
     assert asked == [(stage.root, RetrieverConfig(timeout_s=3))]

@@ -73,7 +73,7 @@ def test_editing_the_drawing_code_only_draws(later: Clone) -> None:
 
 
 def test_a_change_of_science_reruns_exactly_the_runs_that_it_touches(later: Clone) -> None:
-    edit(later, "overrides: {search_cost: 0.0}", "overrides: {search_cost: 0.05}")
+    edit(later, "overrides: {rewards: {search_cost: 0.0}}", "overrides: {rewards: {search_cost: 0.05}}")
     jobs = later.jobs(*FRESH)
     assert (jobs["train"], jobs["evaluate"], jobs["collect"]) == (1, 1, 1)
     assert not {"world", "build_index", "clean_policy", "base_policy"} & set(jobs)

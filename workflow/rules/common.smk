@@ -11,6 +11,7 @@ from turncredit.config.load import (RunConfig, Scale, load_scale, scale_names)
 from turncredit.errors import ConfigError, nearest
 from turncredit.files import json_sha256
 from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.tasks.registry import TASKS
 
 # The `turncredit` of this very environment, also where the environment is not activated.
 os.environ.update(PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]))
@@ -62,7 +63,7 @@ wildcard_constraints:
     arm="[A-Za-z0-9._-]+",
     seed="[0-9]+",
     kind="base|clean|closed_book",
-    task="search|tool_search",
+    task="|".join(TASKS),
     checkpoint="|".join(sorted({name for s in SCALES for name in scale_of(s).checkpoints})) or "(?!)",
     name="[a-z0-9_]+",
 

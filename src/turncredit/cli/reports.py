@@ -20,14 +20,14 @@ def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and eval
                seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
     """Import an external run after checking it; tables and audit name its origin."""
     from turncredit.reporting.imported import import_run as import_external_run
+    from turncredit.tasks.registry import plugin_of
     from turncredit.training.manifest import now
-    from turncredit.training.run import read_split
 
     settings = scale_at(scale, root)
     config = settings.run(*settings.identical(experiment, arm), seed)
     data = root / "data" / scale
     questions = None if not (data / "world.json").exists() else [
-        (question.dataset, question.id) for question in read_split(data, "test", config.evaluate_on)]
+        (item.dataset, item.id) for item in plugin_of(config.task.name).read_items(data, "test", config.evaluate_on)]
     typer.echo(import_external_run(folder, config, settings, label, root, questions, now()))
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import ErrorType
 
 from turncredit.errors import ConfigError, nearest
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_PYDANTIC_ERRORS = frozenset(get_args(ErrorType))
 
 
 class StrictModel(BaseModel):
@@ -63,6 +67,48 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
+def validate_as(model: type[_Model], value: Any, *place: str) -> _Model:
+    """A value as a ``model`` that other values choose, e.g. a task's settings by the task's name.
+
+    For validators: ``explain`` describes the raised faults as those of any section.
+
+    Args:
+        model: the chosen model.
+        value: the mapping to validate.
+        place: the keys from the validator's own place to ``value``.
+
+    Raises:
+        ValidationError: the value breaks the model.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise ValidationError.from_exception_data(model.__name__, [_placed(f, place, model) for f in error.errors()]) \
+            from None
+
+
+def refuse(value: Any, fault: str, *place: str) -> ValidationError:
+    """The fault of one value, for validators to raise; ``place`` as in ``validate_as``."""
+    return ValidationError.from_exception_data("value", [
+        {"type": PydanticCustomError("refused", "{fault}", {"fault": fault}), "loc": place, "input": value}])
+
+
+def missing(*place: str) -> ValidationError:
+    """The fault of a missing key, for validators to raise."""
+    return ValidationError.from_exception_data("value", [{"type": "missing", "loc": place, "input": None}])
+
+
+def _placed(fault: ErrorDetails, place: tuple[str, ...], model: type[BaseModel]) -> InitErrorDetails:
+    """A fault of a chosen model, moved to ``place``; an unknown key carries the keys that the model knows."""
+    kind: str | PydanticCustomError = fault["type"]
+    if kind == "extra_forbidden":
+        loc = [str(part) for part in fault["loc"][:-1] if part != "[key]"]
+        kind = PydanticCustomError("unknown_key", "unknown key", {"known": _known_keys(loc, model)})
+    elif kind not in _PYDANTIC_ERRORS:  # a validator's own
+        kind = PydanticCustomError("refused", "{fault}", {"fault": fault["msg"]})
+    return {"type": kind, "loc": (*place, *fault["loc"]), "input": fault["input"], "ctx": fault.get("ctx", {})}
+
+
 def explain(error: ValidationError, root: type[BaseModel]) -> str:
     """Pydantic's errors of a ``root`` model in one line: key, value, what is wrong, nearest known word.
 
@@ -86,6 +132,8 @@ def _words(fault: ErrorDetails, key: str, section: list[str], root: type[BaseMod
     message = str(fault["msg"])
     if fault["type"] == "extra_forbidden":
         return "unknown key ", f"; {nearest(key, _known_keys(section, root))}"
+    if fault["type"] == "unknown_key":
+        return "unknown key ", f"; {nearest(key, fault['ctx']['known'])}"
     if fault["type"] == "missing":
         return "", " is missing: add it"
     if fault["type"] == "value_error":  # a validator of a whole section: its text begins with the key

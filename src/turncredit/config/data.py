@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -63,10 +63,6 @@ class PolicyConfig(StrictModel):
     max_positions: int = Field(512, ge=32)
 
 
-Flaw = Literal["no_search", "wrong_query", "repeated_search", "broken_tags"]
-FLAWS: tuple[Flaw, ...] = get_args(Flaw)
-
-
 class WarmStartConfig(StrictModel):
     """Supervised start: skills from clean demonstrations, then habits from flawed ones."""
 
@@ -80,11 +76,5 @@ class WarmStartConfig(StrictModel):
     flawed_learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(50, ge=0)
     threads: int = Field(2, ge=1)
-    flaws: dict[Flaw, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw at a decision
+    flaws: dict[str, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw of the tasks at a decision
     flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
-
-    @model_validator(mode="after")
-    def _every_flaw_has_a_chance(self) -> WarmStartConfig:
-        if missing := [flaw for flaw in FLAWS if flaw not in self.flaws]:
-            raise ValueError(f"flaws: no chance of {', '.join(missing)}; add it, from 0 to 1")
-        return self

@@ -7,27 +7,39 @@ key is an error that names the nearest known one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator, model_validator
 
 from turncredit.config.algorithm import Algorithm, Content, Rollout
-from turncredit.config.base import StrictModel, explain, optional, read_mapping
+from turncredit.config.base import StrictModel, explain, missing, optional, read_mapping, refuse, validate_as
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
-from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
+from turncredit.config.task import RewardConfig, TaskConfig
 from turncredit.config.training import TrainingConfig
 from turncredit.credit.registry import Placement
 from turncredit.errors import ConfigError, nearest
 from turncredit.files import json_sha256
+from turncredit.tasks.registry import TASKS, plugin_of
 
 SHARED_FILES = frozenset({"algorithms", "models", "sources"})  # files of config/ that are not scales
 
 # How a run is executed, not what it computes: these keys are not part of its hash.
 RUNTIME_KEYS = frozenset({"device", "threads", "engine", "launch"})
+
+
+def _as_task(value: Any) -> Any:
+    """A task's settings, validated by the model of the task that they name."""
+    if not isinstance(value, Mapping):
+        return value  # a task already, or a fault that pydantic describes
+    if "name" not in value:
+        raise missing("name")
+    if not isinstance(name := value["name"], str) or name not in TASKS:
+        raise refuse(name, f"no such task; {nearest(str(name), TASKS)}", "name")
+    return validate_as(TASKS[name].config, value)
 
 
 class ArmOverrides(StrictModel):
@@ -36,8 +48,8 @@ class ArmOverrides(StrictModel):
     placement: Placement | None = None
     content: Content | None = None
     rollout: Rollout | None = None
-    max_turns: int | None = Field(None, ge=1)
-    search_cost: float | None = Field(None, ge=0)
+    task: dict[str, Any] = Field(default={})  # other settings of the experiment's task
+    rewards: dict[str, Any] = Field(default={})  # other values of that task's rewards
 
 
 class Arm(StrictModel):
@@ -54,7 +66,7 @@ class Arm(StrictModel):
 class Experiment(StrictModel):
     """Arms that are compared with one another, at equal budgets."""
 
-    task: TaskConfig
+    task: SerializeAsAny[TaskConfig]
     train_on: tuple[str, ...]  # datasets whose train questions are used
     evaluate_on: tuple[str, ...] | None = optional(min_length=1)  # null: all in-domain and out-of-domain sets
     training: TrainingConfig = TrainingConfig()
@@ -63,6 +75,16 @@ class Experiment(StrictModel):
     engine: EngineConfig | None = optional()  # null: the scale's
     launch: LaunchConfig | None = optional()  # null: the scale's
     arms: dict[str, Arm]
+
+    _task = field_validator("task", mode="before")(_as_task)
+
+    @model_validator(mode="after")
+    def _overrides_fit_the_task(self) -> Experiment:
+        for name, arm in self.arms.items():
+            place = ("arms", name, "overrides")
+            validate_as(type(self.task), self.task.model_dump() | arm.overrides.task, *place, "task")
+            validate_as(plugin_of(self.task.name).rewards, arm.overrides.rewards, *place, "rewards")
+        return self
 
 
 class CheckpointConfig(StrictModel):
@@ -93,11 +115,21 @@ class Scale(StrictModel):
     warm_start: WarmStartConfig | None = None  # null: the base policy is ``policy.path_or_id`` as it is
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
-    search_rewards: SearchRewards = SearchRewards()
-    tool_rewards: ToolRewards = ToolRewards()
+    rewards: dict[str, SerializeAsAny[RewardConfig]] = Field(default={}, validate_default=True)  # by task
     experiments: dict[str, Experiment]
     checkpoints: dict[str, CheckpointConfig] = Field(default={})
     algorithms: dict[str, Algorithm]
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _rewards_of_every_task(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        for name in value:
+            if name not in TASKS:
+                raise refuse(value[name], f"no such task; {nearest(str(name), TASKS)}", str(name))
+        return {name: value[name] if isinstance(value.get(name), task.rewards)
+                else validate_as(task.rewards, value.get(name, {}), name) for name, task in TASKS.items()}
 
     @property
     def in_domain(self) -> tuple[str, ...]:
@@ -147,7 +179,8 @@ class Scale(StrictModel):
 
     def evaluated(self, experiment: str) -> tuple[str, ...]:
         """Data sets of an experiment's final evaluation."""
-        return self.experiments[experiment].evaluate_on or (*self.in_domain, *self.out_of_domain)
+        own = plugin_of(self.experiments[experiment].task.name).datasets
+        return self.experiments[experiment].evaluate_on or own or (*self.in_domain, *self.out_of_domain)
 
     def retriever_of(self, experiment: str) -> RetrieverConfig:
         """What answers the searches of an experiment."""
@@ -166,6 +199,8 @@ class Scale(StrictModel):
         for name, experiment in self.experiments.items():
             for fault in self._faults(experiment):
                 raise ValueError(f"experiments.{name}.{fault}")
+        for fault in self._flaw_faults():
+            raise ValueError(f"warm_start.flaws{fault}")
         for name, checkpoint in self.checkpoints.items():
             if checkpoint.experiment not in self.experiments:
                 raise ValueError(f"checkpoints.{name}.experiment: no experiment {checkpoint.experiment!r}; "
@@ -174,9 +209,10 @@ class Scale(StrictModel):
 
     def _faults(self, experiment: Experiment) -> Iterator[str]:
         """Values of an experiment that do not go with others, each behind its key."""
+        datasets = plugin_of(experiment.task.name).datasets or self.datasets
         for key, names in (("train_on", experiment.train_on), ("evaluate_on", experiment.evaluate_on or ())):
-            yield from (f"{key}: no dataset {name!r}; {nearest(name, self.datasets)}"
-                        for name in names if name not in self.datasets)
+            yield from (f"{key}: no dataset {name!r}; {nearest(name, datasets)}"
+                        for name in names if name not in datasets)
         if (named := experiment.retriever) is not None and named not in self.retrievers:
             yield f"retriever: none of retrievers is {named!r}; {nearest(named, self.retrievers)}"
         longest, positions = experiment.task.max_context_tokens, self.policy.max_positions
@@ -188,10 +224,17 @@ class Scale(StrictModel):
             where = f"arms.{name}"
             if arm.algorithm not in self.algorithms:
                 yield f"{where}.algorithm: no algorithm {arm.algorithm!r}; {nearest(arm.algorithm, self.algorithms)}"
-            if arm.overrides.search_cost is not None and experiment.task.name != "search":
-                yield f"{where}.overrides.search_cost: the task {experiment.task.name} has no such cost; remove it"
             if arm.same_as is not None and arm.same_as not in trained:
                 yield f"{where}.same_as: no trained arm {arm.same_as!r}; {nearest(arm.same_as, trained)}"
+
+    def _flaw_faults(self) -> Iterator[str]:
+        """Flaws of the tasks' demonstrations without a chance, and chances of unknown flaws."""
+        demonstrations = [TASKS[experiment.task.name].demonstrations for experiment in self.experiments.values()]
+        known = dict.fromkeys(flaw for task in demonstrations if task for flaw in task.flaws)
+        chances = {} if self.warm_start is None else self.warm_start.flaws
+        yield from (f".{flaw}: no such flaw; {nearest(flaw, known)}" for flaw in chances if flaw not in known)
+        if self.warm_start is not None and (unset := [flaw for flaw in known if flaw not in chances]):
+            yield f": no chance of {', '.join(unset)}; add it, from 0 to 1"
 
     def checkpoint(self, name: str) -> CheckpointConfig:
         """A policy that others trained.
@@ -221,11 +264,9 @@ class Scale(StrictModel):
         algorithm = self.algorithms[found.arms[arm].algorithm]
         algorithm = algorithm.model_copy(
             update={k: v for k in ("placement", "content", "rollout") if (v := getattr(overrides, k)) is not None})
-        task = found.task if overrides.max_turns is None else found.task.model_copy(
-            update={"max_turns": overrides.max_turns})
-        rewards: SearchRewards | ToolRewards = self.search_rewards if task.name == "search" else self.tool_rewards
-        if overrides.search_cost is not None:
-            rewards = rewards.model_copy(update={"search_cost": overrides.search_cost})
+        task = found.task.model_validate(found.task.model_dump() | overrides.task)
+        values = self.rewards[task.name]
+        rewards = values.model_validate(values.model_dump() | overrides.rewards)
         evaluated = self.evaluated(experiment)  # not written down where it is all that there is
         return RunConfig(
             scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
@@ -255,8 +296,8 @@ class RunConfig(StrictModel):
     arm: str
     seed: int = Field(ge=0)
     algorithm: Algorithm
-    task: TaskConfig
-    rewards: SearchRewards | ToolRewards
+    task: SerializeAsAny[TaskConfig]
+    rewards: SerializeAsAny[RewardConfig]
     train_on: tuple[str, ...]
     evaluate_on: tuple[str, ...] | None = optional()
     retriever: str | None = optional()
@@ -265,6 +306,16 @@ class RunConfig(StrictModel):
     threads: int
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
+
+    _task = field_validator("task", mode="before")(_as_task)
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _rewards_of_the_task(cls, value: Any, info: ValidationInfo) -> Any:
+        task = info.data.get("task")  # absent if it has a fault of its own
+        if not isinstance(value, Mapping) or task is None:
+            return RewardConfig() if task is None else value
+        return validate_as(plugin_of(task.name).rewards, value)
 
     def settings(self) -> dict[str, Any]:
         """The hashed fields without experiment, arm and seed: equal for arms that may share runs."""

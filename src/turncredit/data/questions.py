@@ -9,9 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from turncredit.data.checksums import checked_file, recorded_hashes
 from turncredit.errors import DataError
 from turncredit.files import question_ids_sha256
-from turncredit.types import Hop, Question
+from turncredit.types import Hop, Item, Question
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -51,6 +52,23 @@ def read_questions(path: Path) -> list[Question]:
     return questions
 
 
+def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Question]:
+    """Read the questions of a split, of the named datasets or of all, and check the files against ``world.json``.
+
+    Raises:
+        DataError: a file is missing or differs from its recorded sha256, or there are no questions.
+    """
+    suffix = f".{split}.jsonl"
+    names = (sorted(recorded_hashes(data)) if datasets is None else
+             [f"questions/{dataset}{suffix}" for dataset in datasets])
+    files = [checked_file(data, name) for name in names if name.endswith(suffix)]
+    questions = [question for file in files for question in read_questions(file)]
+    if not questions:
+        raise DataError(f"{data}: no {split} questions for {', '.join(datasets or ['any dataset'])}",
+                        "raise the scale's question counts, or name datasets that have some")
+    return questions
+
+
 def _parse(record: Any) -> Question:
     if not isinstance(record, dict):
         raise TypeError("expected one JSON object")
@@ -84,6 +102,6 @@ def chance_level(train: Sequence[Question], test: Sequence[Question]) -> float:
     return max(of_train, right.most_common(1)[0][1]) / len(test)
 
 
-def evaluation_ids(questions: Sequence[Question]) -> str:
-    """sha256 of the datasets and ids of the evaluation questions, in any order."""
-    return question_ids_sha256((question.dataset, question.id) for question in questions)
+def evaluation_ids(items: Sequence[Item]) -> str:
+    """sha256 of the datasets and ids of the evaluation items, in any order."""
+    return question_ids_sha256((item.dataset, item.id) for item in items)

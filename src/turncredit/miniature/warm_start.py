@@ -1,9 +1,9 @@
-"""The policies before reinforcement: a tokenizer, the clean policy and each task's base policy.
+"""Makes the policies before reinforcement: a tokenizer, the clean policy and each task's base policy.
 
-The paper starts from Qwen2.5-7B. At laptop scale the same role is played by a small model made
-here: it learns its skills (to read a passage, to write the next query) from clean demonstrations,
-which gives the *clean* policy, the ceiling that reinforcement can reach; then a short training on
-flawed demonstrations gives it bad habits, which makes a task's *base* policy, where all arms start.
+The paper starts from Qwen2.5-7B. At laptop scale a small model that is made here plays its role. It
+learns its skills (to read a passage, to write the next query) from clean demonstrations; this gives
+the *clean* policy, the ceiling that reinforcement can reach. A short training on flawed
+demonstrations then gives it bad habits; this gives a task's *base* policy, where all arms start.
 """
 
 from __future__ import annotations
@@ -18,27 +18,26 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from turncredit.config.data import FLAWS, PolicyConfig, WarmStartConfig
+from turncredit.config.data import PolicyConfig, WarmStartConfig
 from turncredit.config.load import Scale
 from turncredit.config.task import TaskConfig
 from turncredit.credit.rows import Row
+from turncredit.data.checksums import checked_file
 from turncredit.data.corpus import read_corpus
-from turncredit.data.prepare import checked_file
-from turncredit.errors import DataError
+from turncredit.data.questions import read_split
+from turncredit.errors import ConfigError, DataError
 from turncredit.files import atomic_folder
-from turncredit.miniature.demonstrations import Demonstration, demonstrate, flaw_rates, kind_of, renamed
+from turncredit.miniature.demonstrations import Demonstration, demonstrate, flaw_rates, renamed
 from turncredit.miniature.facts import load_facts
 from turncredit.miniature.renaming import Renamer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.policy.tokenizer import Codec, load_tokenizer, train_tokenizer
-from turncredit.retrieval.lifecycle import retriever
 from turncredit.seeding import digest, permutation
-from turncredit.tasks.registry import make_task
-from turncredit.tasks.tool_search import protocol as tool_search
+from turncredit.tasks.plugin import Demonstrations, ServiceSettings, TaskPlugin
+from turncredit.tasks.registry import TASKS, make_task, plugin_of
 from turncredit.training.batch import Batch, MicroBatch
 from turncredit.training.learner import check_finite
-from turncredit.training.run import read_split
-from turncredit.types import Question, Transcript, Turn, TurnStop
+from turncredit.types import Item, Transcript, Turn, TurnStop
 
 _RENAMED_SHARE = 0.8  # of the demonstrations; the others are true
 _CHUNK = 2048  # demonstrations rendered at a time
@@ -56,9 +55,7 @@ def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
     questions = [question.question for question in read_split(data, "train", None)]
     renamer = make_renamer(data)
     names = [name for names in renamer.names_of.values() for name in names]
-    fixed = [tool_search.RULES.hint,
-             "Question: Doc 1(Title: Doc 2(Title: Doc 3(Title: find unclear Invalid. Search or answer.",
-             ' {"name": "wiki_search", "args": {"query": " Error: no tool call bad JSON unknown tool bad arguments']
+    fixed = [text for task in TASKS.values() if task.demonstrations for text in task.demonstrations.texts]
     texts = itertools.chain(
         (f" {passage.title}) {passage.text}" for passage in passages), (f" {q}" for q in questions),
         (f" {name}" for name in names), fixed * 50)
@@ -151,58 +148,69 @@ def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate
 
 def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, index: Path, codec: Codec, *,
                        flawed: bool) -> Iterator[list[Row]]:
-    """Endless chunks of demonstrations of the tasks, most of them renamed; a flawed question twice, differently.
+    """Endless chunks of demonstrations of the tasks, most of them renamed; flawed ones play each item twice.
 
-    The questions are the train questions of all datasets (an agent that reads English has seen such
+    The items are the train items of all data sets (an agent that reads English has seen such
     questions); reinforcement sees those of ``train_on`` alone. The first chunks of clean
-    demonstrations take one-hop questions alone: short episodes teach reading fastest.
+    demonstrations take short items alone: short episodes teach reading fastest.
 
     Raises:
-        DataError: a file of the world is missing or altered, or has no question that a task fits.
+        ConfigError: a task has no demonstrations.
+        DataError: a file of the world is missing or altered, or no item fits into a task's turns.
         RetrieverError: the retriever cannot be reached.
     """
     config = scale.made_start()
-    means = config.flaws if flawed else dict.fromkeys(FLAWS, 0.0)
     renamer = make_renamer(data)
-    demonstrations: list[Demonstration] = []
-    hops: list[int] = []
-    with retriever(index, scale.retriever) as search:
-        for task in tasks:
-            questions = _that_fit(task, read_split(data, "train", None), data) * (2 if flawed else 1)
-            rates = flaw_rates([kind_of(question) for question in questions], means, config.flaw_spread, config.seed)
-            demonstrations += demonstrate(questions, make_task(task), search, codec, renamer, rates, config.seed)
-            hops += [question.hops for question in questions]
+    played: list[Demonstration] = []
+    short: list[bool] = []
+    for task in tasks:
+        plugin = plugin_of(task.name)
+        demonstrations = _demonstrations(plugin)
+        items = _items_that_fit(plugin, task, data) * (2 if flawed else 1)
+        means = {flaw: config.flaws[flaw] if flawed else 0.0 for flaw in demonstrations.flaws}
+        rates = flaw_rates(list(map(demonstrations.kind_of, items)), means, config.flaw_spread, config.seed)
+        with plugin.open_services(task, ServiceSettings(scale.retriever, index)) as services:
+            played += demonstrate(items, make_task(task), demonstrations, services, codec, renamer, rates, config.seed)
+        short += map(demonstrations.is_short, items)
 
     def chunks() -> Iterator[list[Row]]:
         for epoch in itertools.count():
-            order = permutation(len(demonstrations), config.seed, "demonstrations", epoch)
+            order = permutation(len(played), config.seed, "demonstrations", epoch)
             if epoch == 0 and not flawed:  # renamed afresh each time
-                order = [i for i in order if hops[i] == 1] * config.one_hop_epochs + order
+                order = [i for i in order if short[i]] * config.one_hop_epochs + order
             for start in range(0, len(order), _CHUNK):
                 rng = random.Random(digest(config.seed, "names", epoch, start))
                 yield [render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE else d, codec)
-                       for d in (demonstrations[i] for i in order[start:start + _CHUNK])]
+                       for d in (played[i] for i in order[start:start + _CHUNK])]
 
     return chunks()
 
 
-def _that_fit(task: TaskConfig, questions: list[Question], data: Path) -> list[Question]:
-    """The questions that a task's turns allow."""
-    fit = [q for q in questions if q.hops == 1] if task.max_turns <= 2 else questions  # two turns: one call
-    if not fit:
-        raise DataError(f"{data}: no train question of one hop, which is all that {task.max_turns} turns allow",
-                        "name a dataset of one hop in world.in_domain: facts or inverse")
-    return fit
+def _demonstrations(plugin: TaskPlugin) -> Demonstrations:
+    if plugin.demonstrations is None:
+        raise ConfigError(f"task {plugin.name!r} has no demonstrations",
+                          "start from a given policy (policy.path_or_id), without warm_start")
+    return plugin.demonstrations
+
+
+def _items_that_fit(plugin: TaskPlugin, task: TaskConfig, data: Path) -> list[Item]:
+    """The train items of all data sets that a task's turns have room for."""
+    fits = _demonstrations(plugin).fits
+    items = [item for item in plugin.read_items(data, "train", None) if fits(task, item)]
+    if not items:
+        raise DataError(f"{data}: no train item of task {task.name!r} fits into {task.max_turns} turns",
+                        "name a data set with shorter ones in world.in_domain (facts, inverse), or raise max_turns")
+    return items
 
 
 def render(demonstration: Demonstration, codec: Codec) -> Row:
-    """A demonstration as a training row: what was said has loss 1, what was seen 0."""
+    """A demonstration as a training row: turns have loss 1, observations 0."""
     turns = []
-    for k, (said, seen) in enumerate(zip(demonstration.said_K, demonstration.seen_K, strict=True)):
-        ids = codec.encode_observation(said)
-        last = k == len(demonstration.said_K) - 1
-        seen_ids = () if last else codec.encode_observation(seen.text, seen.role)
-        turns.append(Turn(said, ids, (0.0,) * len(ids), TurnStop.TAG, seen, seen_ids))
+    for k, (text, observation) in enumerate(zip(demonstration.text_K, demonstration.observation_K, strict=True)):
+        ids = codec.encode_observation(text)
+        last = k == len(demonstration.text_K) - 1
+        observation_ids = () if last else codec.encode_observation(observation.text, observation.role)
+        turns.append(Turn(text, ids, (0.0,) * len(ids), TurnStop.TAG, observation, observation_ids))
     prompt_ids = codec.encode_prompt(demonstration.prompt)
     transcript = Transcript(demonstration.question_id, prompt_ids, tuple(turns), demonstration.stop)
     return Row(transcript, (True,) * len(turns), group=0, leaf=0)

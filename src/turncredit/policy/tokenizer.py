@@ -21,10 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from turncredit.errors import CheckpointError, DataError
+from turncredit.tasks.registry import all_tags
 
-TAGS = tuple(f"<{slash}{name}>"
-             for name in ("think", "search", "information", "answer", "tool", "result", "reasoning")
-             for slash in ("", "/"))
 END, PAD = "<|end|>", "<|pad|>"
 MARKERS = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 TEMPLATE = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -32,17 +30,18 @@ TEMPLATE = ("{% for message in messages %}<|{{ message['role'] }}|>{{ message['c
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int,
-                    special_tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
+                    special_tags: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer in which a word with its leading space is usually one token.
 
     Args:
         texts: training texts; tags and chat markers in them are separators and are not learned.
         vocabulary: largest number of tokens, including tags and chat markers.
-        special_tags: each becomes one token.
+        special_tags: each becomes one token; None: the tags of all registered tasks.
 
     Raises:
         DataError: the vocabulary is too small for the 256 bytes, the tags and the chat markers.
     """
+    special_tags = all_tags() if special_tags is None else special_tags
     smallest = 256 + len(MARKERS) + len(special_tags)
     if vocabulary < smallest:
         raise DataError(f"a vocabulary of {vocabulary} tokens is too small: bytes, tags and markers need {smallest}",
@@ -134,7 +133,7 @@ class Codec:
             raise DataError("the tokenizer has no chat template", "use an instruction-tuned policy")
         self.tokenizer = tokenizer
         self.pad_id = min(self.end_ids) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-        markers = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special} - set(TAGS) - {""}
+        markers = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special} - set(all_tags()) - {""}
         self._marker = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
         self._reply: tuple[str, str] | None = None
         self.tag_tokens = lru_cache(maxsize=8)(self._tag_tokens)

@@ -180,5 +180,6 @@ def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[
     metric = renamed.get(value.metric, value.metric)
     samples = [arm.final(metric, datasets) for arm in arms]
     if value.metric == "tool_success":
-        samples = [sample / results.scale.tool_rewards.tool_execution for sample in samples]
+        largest = results.scale.rewards["tool_search"].model_dump()["tool_execution"]
+        samples = [sample / largest for sample in samples]
     return arms, statistics.difference(*samples) if len(samples) == 2 else statistics.mean(samples[0]), label

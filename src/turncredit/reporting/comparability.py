@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from turncredit.config.load import Scale
+from turncredit.tasks.search.config import QuestionTaskConfig
 
 POLICY = "Qwen/Qwen2.5-7B"
 _PAPER = {  # experiment -> k, N_max, corpora or prebuilt indexes, test sets
@@ -38,7 +39,8 @@ def _differences(scale: Scale, experiment: str) -> Iterator[str]:
         yield f"BM25 retrieval by {found.kind.title()}" if found.kind == "lucene" else "another dense retriever"
     if scale.questions is not None and not {found.corpus, found.prebuilt} & {*sources}:
         yield f"passages of {found.corpus or found.prebuilt}"
-    for name, here, there in (("k", task.top_k, k), ("N_max", task.max_turns, turns)):
+    passages = task.top_k if isinstance(task, QuestionTaskConfig) else 0
+    for name, here, there in (("k", passages, k), ("N_max", task.max_turns, turns)):
         if here != there:
             yield f"{name} = {here} instead of {there}"
 

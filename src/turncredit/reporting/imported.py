@@ -16,7 +16,7 @@ from turncredit.config.load import RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic_folder, question_ids_sha256, sha256
 from turncredit.reporting.runs import check_config, read_metrics
-from turncredit.reporting.schema import EVALUATION, read_cells, typed
+from turncredit.reporting.schema import evaluation_schema, read_cells, typed
 from turncredit.reporting.scores import DECODING
 
 FOLDER = "imported"
@@ -84,8 +84,9 @@ def _files(source: Path, config: RunConfig, scale: Scale,
     files = {name: source / name for name in ("evaluation.csv", "metrics.csv") if (source / name).exists()}
     steps: int | None = None
     if "metrics.csv" in files:
-        steps = int(read_metrics(files["metrics.csv"])["step"].iloc[-1])
-    evaluation = typed(read_cells(files["evaluation.csv"]), EVALUATION, files["evaluation.csv"])
+        steps = int(read_metrics(files["metrics.csv"], config.task.name)["step"].iloc[-1])
+    schema = evaluation_schema([config.task.name])
+    evaluation = typed(read_cells(files["evaluation.csv"]), schema, files["evaluation.csv"])
     greedy = evaluation[evaluation["decoding"] == DECODING]
     wanted, found = scale.evaluated(config.experiment), {*map(str, greedy["dataset"])}
     if missing := [name for name in wanted if name not in found]:

@@ -23,16 +23,17 @@ from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.schema import (
-    EVALUATION,
-    METRICS,
     RUN,
     Schema,
     collected,
+    evaluation_schema,
     mending,
+    metrics_schema,
     read_cells,
     same_columns,
     typed,
 )
+from turncredit.tasks.registry import TASKS
 
 Source = Literal["fresh", "shipped"]
 
@@ -111,13 +112,14 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
             were trained with another configuration.
     """
     experiment = folder.name
-    evaluation = _read(folder / "evaluation.csv.gz", collected(EVALUATION))
+    tasks = _tasks(experiment, scale)
+    evaluation = _read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks)))
     _same_questions(evaluation, folder / "evaluation.csv.gz")
     if experiment == BASE:
         return Runs(BASE, _no_metrics(), evaluation, {}, source)
     manifests = _read_json(folder / "manifests.json")
     trained = {key for key, manifest in manifests.items() if not _evaluated_only(manifest)}
-    metrics = _read(folder / "metrics.csv", collected(METRICS)) if trained else _no_metrics()
+    metrics = _read(folder / "metrics.csv", collected(metrics_schema(tasks))) if trained else _no_metrics()
     for file, frame, keys in (("metrics.csv", metrics, trained), ("evaluation.csv.gz", evaluation, {*manifests})):
         if strangers := set(frame["experiment"]) - {experiment}:
             raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", mending(folder / file, _COLLECT))
@@ -175,9 +177,10 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
         raise DataError(f"{manifest_path}: belongs to {config.arm}/seed-{config.seed}, not to this folder", _RETRAIN)
     if not manifest.get("ended"):
         raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it resumes")
-    metrics = _STEPLESS if _evaluated_only(manifest) else read_metrics(folder / "metrics.csv", manifest.get("steps"))
+    metrics = _STEPLESS if _evaluated_only(manifest) else read_metrics(
+        folder / "metrics.csv", config.task.name, manifest.get("steps"))
     evaluation = read_cells(folder / "evaluation.csv")
-    typed(evaluation, EVALUATION, folder / "evaluation.csv")
+    typed(evaluation, evaluation_schema([config.task.name]), folder / "evaluation.csv")
     arms = _arms(config, experiment, scale)
     if not arms:
         raise DataError(f"{folder}: a run of {config.experiment}/{config.arm}, which is not an arm of {experiment}",
@@ -185,18 +188,19 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     return [_Run(folder, experiment, arm, config.seed, metrics, evaluation, manifest) for arm in arms]
 
 
-def read_metrics(path: Path, steps: int | None = None) -> pd.DataFrame:
+def read_metrics(path: Path, task: str, steps: int | None = None) -> pd.DataFrame:
     """The cells of a run's metrics.csv as text: one row per training step, starting at step 0 or 1.
 
     Args:
         path: the file.
+        task: the run's task.
         steps: the expected last step; None: not checked.
 
     Raises:
         DataError: the file breaks its schema, a step is missing, or the last step is not ``steps``.
     """
     cells = read_cells(path)
-    found = typed(cells, METRICS, path)["step"].tolist()
+    found = typed(cells, metrics_schema([task]), path)["step"].tolist()
     if found != list(range(found[0], found[0] + len(found))) or found[0] > 1 or steps not in (None, found[-1]):
         expected = "" if steps is None else f"; the manifest says {steps} steps"
         raise DataError(f"{path}: column 'step' runs from {found[0]} to {found[-1]} in {len(found)} rows{expected}",
@@ -229,12 +233,21 @@ def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     evaluation = read_cells(path)
     if "experiment" not in evaluation.columns:
         evaluation = evaluation.assign(experiment=next(iter(scale.experiments)))
-    typed(evaluation, replace(EVALUATION, columns={**EVALUATION.columns, "experiment": RUN["experiment"]},
-                              key=("experiment", *EVALUATION.key)), path)
+    schema = evaluation_schema(_tasks(BASE, scale))
+    typed(evaluation, replace(schema, columns={**schema.columns, "experiment": RUN["experiment"]},
+                              key=("experiment", *schema.key)), path)
     arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
     if not seed.isdigit():
         raise DataError(f"{folder}: not a run folder", "pass folders like base/clean/seed-0")
     return [_Run(folder, experiment, arm, int(seed), _STEPLESS, evaluation, {})]
+
+
+def _tasks(experiment: str, scale: Scale | None) -> list[str]:
+    """The tasks whose episodes an experiment's files may hold."""
+    if scale is None:
+        return [*TASKS]
+    settings = scale.experiments.get(experiment)
+    return [settings.task.name] if settings else [other.task.name for other in scale.experiments.values()]
 
 
 def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,8 @@ import numpy as np
 import pandas as pd
 
 from turncredit.errors import DataError, nearest
+from turncredit.tasks.plugin import TaskPlugin
+from turncredit.tasks.registry import plugin_of
 
 Values = np.ndarray[Any, np.dtype[Any]]
 
@@ -43,12 +45,14 @@ class Schema:
         key: columns whose values together identify a row.
         remedy: what to do about a broken file that is not committed (``mending``).
         after_start: columns that may be empty in the row of step 0.
+        optional: columns that a file may lack, and the kind of their cells.
     """
 
     columns: Mapping[str, Kind]
     key: tuple[str, ...]
     remedy: str
     after_start: frozenset[str] = frozenset()
+    optional: Mapping[str, Kind] = field(default_factory=dict)
 
 
 _COMMITTED = {("results", "shipped"), ("paper_tables", "reported")}
@@ -59,31 +63,68 @@ RUN = {"experiment": Kind.NAME, "arm": Kind.NAME, "seed": Kind.COUNT}
 
 _TRAINING = {
     "wall_s": Kind.NUMBER, "questions": Kind.COUNT, "trajectories": Kind.COUNT, "tokens_sampled": Kind.COUNT,
-    "tokens_trained": Kind.COUNT, "tokens_env": Kind.COUNT, "turns_mean": Kind.NUMBER, "searches_mean": Kind.NUMBER,
+    "tokens_trained": Kind.COUNT, "tokens_env": Kind.COUNT, "turns_mean": Kind.NUMBER,
     "reward_total": Kind.NUMBER, "reward_outcome": Kind.NUMBER, "reward_intermediate": Kind.NUMBER,
-    "answer_correct": Kind.RATE, "format_correct": Kind.RATE, "retrieval_correct": Kind.RATE,
     "policy_loss": Kind.NUMBER, "value_loss": Kind.OPTIONAL, "kl": Kind.OPTIONAL, "entropy": Kind.OPTIONAL,
     "clip_fraction": Kind.OPTIONAL, "grad_norm": Kind.NUMBER, "critic_grad_norm": Kind.OPTIONAL,
     "zero_std_groups": Kind.OPTIONAL, "sampler_trainer_kl": Kind.OPTIONAL,
-    "stop_answered": Kind.OPTIONAL_RATE, "stop_turn_limit": Kind.OPTIONAL_RATE,
-    "stop_context_overflow": Kind.OPTIONAL_RATE, "stop_invalid_limit": Kind.OPTIONAL_RATE,
     "seconds_rollout": Kind.OPTIONAL, "seconds_scoring": Kind.OPTIONAL, "seconds_update": Kind.OPTIONAL,
 }
-METRICS = Schema(
-    columns={"step": Kind.COUNT, **_TRAINING, "collapse": Kind.TEXT}, key=("step",),
-    remedy="remove the run's folder and train it again", after_start=frozenset(_TRAINING))
-EVALUATION = Schema(
-    columns={
-        "dataset": Kind.NAME, "question_id": Kind.NAME, "hops": Kind.COUNT, "prediction": Kind.TEXT,
-        "answer_correct": Kind.RATE, "f1": Kind.RATE, "format_correct": Kind.RATE, "retrieval_correct": Kind.RATE,
-        "turns": Kind.COUNT, "searches": Kind.COUNT, "stop_reason": Kind.NAME, "decoding": Kind.NAME},
-    key=("dataset", "question_id", "decoding"), remedy="remove the run's folder and train it again")
+_EVALUATION = {"dataset": Kind.NAME, "question_id": Kind.NAME, "turns": Kind.COUNT, "stop_reason": Kind.NAME,
+               "decoding": Kind.NAME}
+_RETRAIN = "remove the run's folder and train it again"
+_METRIC = {"rate": Kind.RATE, "count": Kind.COUNT, "number": Kind.NUMBER}
+_CELL = {"name": Kind.NAME, "text": Kind.TEXT, "count": Kind.COUNT, "number": Kind.NUMBER}
+_EMPTY = {Kind.NAME: Kind.TEXT, Kind.COUNT: Kind.OPTIONAL, Kind.NUMBER: Kind.OPTIONAL, Kind.RATE: Kind.OPTIONAL_RATE}
+
+
+def metrics_schema(tasks: Iterable[str]) -> Schema:
+    """The schema of metrics.csv for runs of some tasks; a column that only some have may be missing or empty.
+
+    Raises:
+        ConfigError: no task of one of these names.
+    """
+    shared, optional = _shared([_training_columns(plugin_of(task)) for task in dict.fromkeys(tasks)])
+    training = _TRAINING | shared
+    return Schema(columns={"step": Kind.COUNT, **training, "collapse": Kind.TEXT}, key=("step",), remedy=_RETRAIN,
+                  after_start=frozenset(training), optional=optional)
+
+
+def evaluation_schema(tasks: Iterable[str]) -> Schema:
+    """The schema of evaluation.csv for episodes of some tasks; a column that only some have may be missing or empty.
+
+    Raises:
+        ConfigError: no task of one of these names.
+    """
+    shared, optional = _shared([_evaluation_columns(plugin_of(task)) for task in dict.fromkeys(tasks)])
+    return Schema(columns=_EVALUATION | shared, key=("dataset", "question_id", "decoding"), remedy=_RETRAIN,
+                  optional=optional)
+
+
+def _training_columns(task: TaskPlugin) -> dict[str, Kind]:
+    """The columns of metrics.csv that a task brings, its reward components aside."""
+    rates = {metric.name: Kind.RATE for metric in task.metrics if metric.in_training and metric.kind == "rate"}
+    means = {f"{m.name}_mean": Kind.NUMBER for m in task.metrics if m.in_training and m.kind != "rate"}
+    return rates | means | {f"stop_{reason}": Kind.OPTIONAL_RATE for reason in task.stop_reasons}
+
+
+def _evaluation_columns(task: TaskPlugin) -> dict[str, Kind]:
+    """The columns of evaluation.csv that a task brings, its reward components aside."""
+    return ({name: _CELL[cell] for name, cell in task.columns.items()}
+            | {metric.name: _METRIC[metric.kind] for metric in task.metrics})
+
+
+def _shared(columns: Sequence[Mapping[str, Kind]]) -> tuple[dict[str, Kind], dict[str, Kind]]:
+    """The columns that all tasks have, and the others, whose cells may be empty."""
+    known = {name: kind for of_task in columns for name, kind in of_task.items()}
+    shared = {name: kind for name, kind in known.items() if all(name in of_task for of_task in columns)}
+    return shared, {name: _EMPTY.get(kind, kind) for name, kind in known.items() if name not in shared}
 
 
 def collected(schema: Schema) -> Schema:
     """The schema of collected files: the same rows after columns for experiment, arm and seed."""
     return Schema(columns={**RUN, **schema.columns}, key=(*RUN, *schema.key), after_start=schema.after_start,
-                  remedy="collect the runs again")
+                  remedy="collect the runs again", optional=schema.optional)
 
 
 def mending(path: Path, otherwise: str) -> str:
@@ -128,11 +169,12 @@ def typed(cells: pd.DataFrame, schema: Schema, path: Path) -> pd.DataFrame:
     if cells.empty:
         raise DataError(f"{path}: no rows", remedy)
     columns: dict[str, Values] = {}
+    known = {**schema.optional, **schema.columns}
     start = _parse(cells, "step", Kind.COUNT, schema, path) == 0 if "step" in schema.columns else None
     for name in map(str, cells.columns):
         fallback = RUN.get(name, Kind.OPTIONAL_RATE if name.endswith("_correct") else Kind.OPTIONAL)
         exempt = start if name in schema.after_start else None
-        columns[name] = _parse(cells, name, schema.columns.get(name, fallback), schema, path, exempt)
+        columns[name] = _parse(cells, name, known.get(name, fallback), schema, path, exempt)
     frame = pd.DataFrame(columns)
     repeated = frame.duplicated(subset=list(schema.key))
     if repeated.any():

@@ -10,9 +10,9 @@ import numpy as np
 
 from turncredit.config.load import Scale
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
+from turncredit.data.checksums import checked_file
 from turncredit.data.corpus import PassageTable, build_table
 from turncredit.data.fetch import fetched_file
-from turncredit.data.prepare import checked_file
 from turncredit.data.sources import load_registry
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.retrieval.manifest import Manifest

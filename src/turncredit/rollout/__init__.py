@@ -1,1 +1,1 @@
-"""Episodes: chains and trees of sampled turns."""
+"""Plays episodes of a task with an engine, in batches or asynchronously."""

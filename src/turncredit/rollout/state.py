@@ -1,30 +1,35 @@
-"""Where an episode stands, as a value: what one turn makes of a state, and groups of finished ones.
+"""Immutable episode states, their transition function, and groups of finished ones.
 
-A state is a path of child numbers from its question: chains branch at the first turn only, the
-per-state trees of the paper (section 3, appendix D) at every turn but the last. All functions here
-are pure; who samples and who searches, and in what order, is the business of their callers.
+A state is identified by its path of child numbers from its item. Chains branch at the first turn
+only; the per-state trees of the paper (section 3, appendix D) branch at every turn but the last. The
+functions here are pure: the callers sample and answer requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from turncredit.errors import ConfigError
+from turncredit.errors import ConfigError, TaskError, nearest
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.tokenizer import Codec
-from turncredit.tasks.env import Environment, Task
-from turncredit.types import Document, Group, Question, StopReason, Transcript, Turn, TurnStop
+from turncredit.tasks.env import Environment, Request, Task
+from turncredit.types import Group, Item, StopReason, Transcript, Turn, TurnStop
 
 Path = tuple[int, ...]
-SeedOf = Callable[[str, Path], int]  # question id, path of the turn -> seed
+SeedOf = Callable[[str, Path], int]  # item id, path of the turn -> seed
+_Service = TypeVar("_Service")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where an episode stands: after the turns of ``path``, or over if ``stop`` is set."""
+    """An episode after the turns of ``path``; finished if ``stop`` is set.
 
-    question: int
+    ``item`` is the item's place in the batch.
+    """
+
+    item: int
     path: Path
     environment: Environment
     prompt_ids: tuple[int, ...]
@@ -34,16 +39,16 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """A turn that was sampled and whose search, if it asks for one, is still to be made.
+class PendingTurn:
+    """A sampled turn that waits for the response to its request, if it makes one.
 
     Attributes:
         parent: the state that it follows.
         path: its own path.
         environment: its own copy of the parent's.
-        sample: what the engine gave.
+        sample: the engine's sample.
         text: the decoded sample, for parsers only.
-        query: what it asks the retriever, or None.
+        request: what it needs from outside, or None.
     """
 
     parent: State
@@ -51,29 +56,41 @@ class Spoken:
     environment: Environment
     sample: Sample
     text: str
-    query: str | None
+    request: Request | None
 
     @classmethod
-    def of(cls, parent: State, path: Path, sample: Sample, codec: Codec) -> Spoken:
+    def of(cls, parent: State, path: Path, sample: Sample, codec: Codec) -> PendingTurn:
         """Read a sample as the parent's next turn."""
         environment = parent.environment.fork()
         text = codec.decode(sample.ids[:-1] if sample.stop is TurnStop.END else sample.ids)
-        return cls(parent, path, environment, sample, text, environment.query(text))
+        return cls(parent, path, environment, sample, text, environment.request(text))
 
-    def answered(self, documents: Sequence[Document] | None, codec: Codec) -> State:
-        """The state after the turn, with what the retriever found for its query (None: it asked nothing)."""
+    def resolve(self, response: Any, codec: Codec) -> State:
+        """The state after the turn, given the response to its request (None: no request)."""
         parent, sample = self.parent, self.sample
-        step = self.environment.step(self.text, sample.stop, documents)
+        step = self.environment.step(self.text, sample.stop, response)
         observation_ids = () if step.stop is not None else codec.encode_observation(
             step.observation.text, step.observation.role, ended=sample.stop is TurnStop.END)
         turn = Turn(self.text, sample.ids, sample.logprobs, sample.stop, step.observation, observation_ids,
                     sample.weight_version)
-        return State(parent.question, self.path, self.environment, parent.prompt_ids,
+        return State(parent.item, self.path, self.environment, parent.prompt_ids,
                      parent.ids + sample.ids + observation_ids, (*parent.turns, turn), step.stop)
 
 
+def service_of(name: str, services: Mapping[str, _Service]) -> _Service:
+    """The service of this name.
+
+    Raises:
+        TaskError: there is none.
+    """
+    if name not in services:
+        raise TaskError(f"the task requests the service {name!r}, which is not there",
+                        nearest(name, services) if services else "open it in the plug-in's open_services")
+    return services[name]
+
+
 def check_branching(branching: Sequence[int], task: Task) -> None:
-    """Refuse a branching that does not say how many turns follow each state.
+    """Check that a branching has one positive number for each turn.
 
     Raises:
         ValueError: it is too short, too long or holds a number below 1.
@@ -82,26 +99,26 @@ def check_branching(branching: Sequence[int], task: Task) -> None:
         raise ValueError(f"branching {tuple(branching)}: one number above 0 for each of {task.config.max_turns} turns")
 
 
-def start(questions: Sequence[Question], task: Task, codec: Codec) -> list[State]:
-    """The states before the first turn, one a question.
+def start(items: Sequence[Item], task: Task, codec: Codec) -> list[State]:
+    """The states before the first turn, one an item.
 
     Raises:
-        ConfigError: a question's prompt leaves no room for a turn.
+        ConfigError: an item's prompt leaves no room for a turn.
     """
     states = []
-    for number, question in enumerate(questions):
-        environment = task.start(question, codec.count, codec.cut)
-        ids = codec.encode_prompt(environment.prompt())
+    for number, item in enumerate(items):
+        environment = task.start(item, codec.count, codec.cut)
+        ids = codec.encode_prompt(environment.reset())
         if (needed := len(ids) + task.config.max_turn_tokens) > task.config.max_context_tokens:
-            raise ConfigError(f"question {question.id}: its prompt and one turn take {needed} tokens, "
+            raise ConfigError(f"item {item.id}: its prompt and one turn take {needed} tokens, "
                               f"task.max_context_tokens is {task.config.max_context_tokens}",
-                              "raise task.max_context_tokens or leave the question out")
+                              "raise task.max_context_tokens or leave the item out")
         states.append(State(number, (), environment, ids, ids))
     return states
 
 
 def within_budget(states: Sequence[State], task: Task) -> tuple[list[State], list[State]]:
-    """States with room for one more turn; the others, over where their last turn ended."""
+    """States with room for one more turn, and the others, which end with their last sampled token."""
     most = task.config.max_context_tokens - task.config.max_turn_tokens
     fits = [state for state in states if len(state.ids) <= most]
     overflown = [
@@ -111,13 +128,13 @@ def within_budget(states: Sequence[State], task: Task) -> tuple[list[State], lis
     return fits, overflown
 
 
-def groups_of(questions: Sequence[Question], leaves: Sequence[State]) -> list[Group]:
-    """One group a question: leaves by path, turns numbered in the order of first appearance."""
-    of_question: list[list[State]] = [[] for _ in questions]
+def groups_of(items: Sequence[Item], leaves: Sequence[State]) -> list[Group]:
+    """One group an item: leaves by path, turns numbered in the order of first appearance."""
+    of_item: list[list[State]] = [[] for _ in items]
     for leaf in sorted(leaves, key=lambda leaf: leaf.path):
-        of_question[leaf.question].append(leaf)
+        of_item[leaf.item].append(leaf)
     groups = []
-    for question, members in zip(questions, of_question, strict=True):
+    for item, members in zip(items, of_item, strict=True):
         number: dict[Path, int] = {}
         node_L_K = tuple(
             tuple(number.setdefault(leaf.path[:k + 1], len(number)) for k in range(len(leaf.path)))
@@ -125,6 +142,6 @@ def groups_of(questions: Sequence[Question], leaves: Sequence[State]) -> list[Gr
         transcripts = []
         for leaf in members:
             assert leaf.stop is not None
-            transcripts.append(Transcript(question.id, leaf.prompt_ids, leaf.turns, leaf.stop))
+            transcripts.append(Transcript(item.id, leaf.prompt_ids, leaf.turns, leaf.stop))
         groups.append(Group(tuple(transcripts), node_L_K))
     return groups

@@ -1,1 +1,1 @@
-"""Tasks: the protocols of an episode, as pure environments, and their rewards."""
+"""Tasks as plug-ins: the protocol of environments, and one sub-package a task."""

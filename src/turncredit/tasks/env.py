@@ -1,24 +1,49 @@
-"""What a task is to the rollout: a source of environments, each one episode.
+"""The protocol between a task and the rollouts: environments, their requests, and the services that answer them.
 
-Environments are pure (no I/O): the rollout asks ``query`` what a turn wants from the retriever,
-fetches it together with the queries of all other live episodes, and hands the result to ``step``.
+An environment plays one episode and does no I/O. For each sampled turn the rollout takes three steps:
+
+1. ``request(text)``: what the turn needs from outside (a search, a judge), or None;
+2. the ``Service`` that the request names answers it, together with the requests of other episodes;
+3. ``step(text, stop, response)``: the environment returns an observation and, at the end, a stop reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from turncredit.config.task import TaskConfig
-from turncredit.types import Document, Observation, StopReason, TurnStop
-
-if TYPE_CHECKING:
-    from turncredit.types import Question
+from turncredit.types import Observation, StopReason, TurnStop
 
 Message = dict[str, str]  # {"role": ..., "content": ...}
 CountTokens = Callable[[str], int]
 CutTokens = Callable[[str, int], str]  # the text's beginning, in at most so many tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a turn needs from outside; hashable.
+
+    Attributes:
+        service: the name of the service that answers it.
+        body: what that service is asked, e.g. a query.
+    """
+
+    service: str
+    body: Any
+
+
+class Service(Protocol):
+    """Answers requests of one name; safe to be called from several threads at once."""
+
+    def answer(self, bodies: Sequence[Any]) -> list[Any]:
+        """One response for each body, in their order.
+
+        Raises:
+            TurncreditError: the service failed; a failure is never a response.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,36 +55,36 @@ class Step:
 
 
 class Environment(Protocol):
-    """One episode in progress, single use."""
+    """One episode of one item."""
 
-    def prompt(self) -> list[Message]:
-        """The messages before the first turn."""
+    def reset(self) -> list[Message]:
+        """Start the episode; the messages before the first turn."""
         ...
 
-    def query(self, text: str) -> str | None:
-        """What this turn asks the retriever, or None; changes nothing. The last turn asks nothing."""
+    def request(self, text: str) -> Request | None:
+        """What this turn needs from outside, or None. Pure: it changes nothing."""
         ...
 
-    def step(self, text: str, stop: TurnStop, documents: Sequence[Document] | None) -> Step:
+    def step(self, text: str, stop: TurnStop, response: Any) -> Step:
         """Advance the episode by one sampled turn.
 
         Args:
             text: the decoded sampled tokens of the turn.
             stop: why the engine stopped sampling.
-            documents: what the retriever found for ``query(text)``; None where that was None.
+            response: the service's response to ``request(text)``; None if the turn requests nothing.
 
         Raises:
-            ValueError: the episode is over, or documents and query do not go together.
+            ValueError: the episode is over, or there is a response without a request or the reverse.
         """
         ...
 
     def fork(self) -> Environment:
-        """An independent copy of this state, where a tree branches."""
+        """An independent copy of this state, for another branch of a tree."""
         ...
 
 
 class Task(Protocol):
-    """A protocol of episodes, made from its configuration."""
+    """Makes the environments of a run."""
 
     @property
     def config(self) -> TaskConfig:
@@ -71,10 +96,14 @@ class Task(Protocol):
         """Closing tags at which the engine stops sampling a turn."""
         ...
 
-    def start(self, question: Question, count_tokens: CountTokens, cut: CutTokens) -> Environment:
-        """A new episode; its observations are measured and cut with the tokenizer's functions.
+    def start(self, item: Any, count_tokens: CountTokens, cut: CutTokens) -> Environment:
+        """A new environment for one item of the task's own type.
+
+        Args:
+            item: what the episode is about.
+            count_tokens, cut: measure and cut observations with the policy's tokenizer.
 
         Raises:
-            ConfigError: the observation budget cannot hold the protocol's fixed texts.
+            ConfigError: the observation budget cannot hold the task's fixed texts.
         """
         ...

@@ -1,34 +1,58 @@
-"""Tasks and rewards by the name of the task."""
+"""The registry of tasks. A new task adds one entry to ``TASKS``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from turncredit.config.algorithm import Content
-from turncredit.config.task import SearchRewards, TaskConfig, ToolRewards
-from turncredit.errors import ConfigError
+from turncredit.config.task import RewardConfig, TaskConfig
+from turncredit.errors import ConfigError, nearest
+from turncredit.tasks import search, tool_search
 from turncredit.tasks.env import Task
-from turncredit.tasks.search import protocol as search
-from turncredit.tasks.search.environment import EpisodeTask
-from turncredit.tasks.search.rewards import SearchReward
-from turncredit.tasks.search.shared import RewardFunction
-from turncredit.tasks.tool_search import protocol as tool_search
-from turncredit.tasks.tool_search.rewards import ToolReward
+from turncredit.tasks.plugin import RewardFunction, TaskPlugin
+
+TASKS: dict[str, TaskPlugin] = {"search": search.TASK, "tool_search": tool_search.TASK}
+
+
+def plugin_of(name: str) -> TaskPlugin:
+    """The plug-in of a task.
+
+    Raises:
+        ConfigError: no task of this name.
+    """
+    if name not in TASKS:
+        raise ConfigError(f"no task {name!r}", nearest(name, TASKS))
+    return TASKS[name]
 
 
 def make_task(config: TaskConfig) -> Task:
     """The task that ``config.name`` names."""
-    rules = {"search": search.RULES, "tool_search": tool_search.RULES}[config.name]
-    return EpisodeTask(config, rules)
+    return plugin_of(config.name).make_task(config)
 
 
-def make_reward(task: TaskConfig, content: Content, values: SearchRewards | ToolRewards) -> RewardFunction:
+def make_reward(task: TaskConfig, content: Content, values: RewardConfig) -> RewardFunction:
     """The reward function of a task, in which the components of ``content`` count.
 
     Raises:
         ConfigError: the values belong to another task.
     """
-    if task.name == "search" and isinstance(values, SearchRewards):
-        return SearchReward(content, values)
-    if task.name == "tool_search" and isinstance(values, ToolRewards):
-        return ToolReward(content, values)
-    raise ConfigError(f"task {task.name!r} cannot be judged with {type(values).__name__}",
-                      "give search SearchRewards and tool_search ToolRewards")
+    plugin = plugin_of(task.name)
+    if not isinstance(values, plugin.rewards):
+        raise ConfigError(f"the rewards of task {task.name!r} cannot be computed with {type(values).__name__}",
+                          f"pass {plugin.rewards.__name__}")
+    return plugin.make_reward(content, values)
+
+
+def tags_of(tasks: Sequence[TaskPlugin]) -> tuple[str, ...]:
+    """The opening and closing tags of tasks, each once, in the order of first appearance.
+
+    >>> tags_of([search.TASK])[:4]
+    ('<think>', '</think>', '<search>', '</search>')
+    """
+    names = dict.fromkeys(name for task in tasks for name in task.tags)
+    return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+
+def all_tags() -> tuple[str, ...]:
+    """The tags of all registered tasks."""
+    return tags_of([*TASKS.values()])

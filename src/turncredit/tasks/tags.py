@@ -1,4 +1,4 @@
-"""The tag automaton: what a turn's sampled text says, read strictly and in one place.
+"""The tag automaton: reads the blocks, the action and the format of a turn's sampled text, strictly.
 
 A well-formed turn of the ``search`` task is one of::
 
@@ -13,7 +13,7 @@ and of ``tool_search``::
 Whitespace around and between blocks is free. Environment text never goes through this module:
 ``<information>`` and ``<result>`` in *sampled* text are always a fault of the model.
 
-How every doubtful text is read:
+How doubtful text is read:
 
 - Tags are exact: ``<ANSWER>``, ``< answer>`` and ``<answer/>`` are plain text.
 - A block runs from its opening tag to the first closing tag of the same name. Tags in between are
@@ -21,8 +21,8 @@ How every doubtful text is read:
 - An action (``<search>``, ``<tool>``, ``<answer>``) that is unclosed, or that holds any known tag
   (nested), is no action. The first action block that opens decides; a later one is ignored, so a
   second answer can neither mend nor spoil the first.
-- A search or tool call with blank content asks nothing and is invalid; a blank answer is an answer
-  (it ends the episode and matches nothing).
+- A search or tool call with blank content is invalid; a blank answer is an answer (it ends the
+  episode and matches nothing).
 - Format is stricter than action: exactly the two blocks, in order, each closed, no known tag
   anywhere else, and nothing but whitespace outside them, also after the last tag.
 """
@@ -37,7 +37,7 @@ from turncredit.types import Turn
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """Names of the four tags of a protocol: thought, call to the environment, its result, answer."""
+    """The tag names of a protocol: thought, call to the environment, its result, answer."""
 
     thought: str
     call: str
@@ -75,13 +75,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a turn does: ``kind`` is the action's tag name or "invalid"; ``content`` is stripped.
+    """What a turn does: ``name`` is the action's tag name or "invalid"; ``content`` is stripped.
 
-    Kinds of the search task are "search", "answer" and "invalid"; of the two-turn task "tool",
+    Names of the search task are "search", "answer" and "invalid"; of the two-turn task "tool",
     "answer" and "invalid".
     """
 
-    kind: str
+    name: str
     content: str = ""
 
 
@@ -116,15 +116,15 @@ def parse_action(text: str, grammar: Grammar = SEARCH) -> Action:
     """The action of one turn's sampled text (readings: module docstring).
 
     >>> parse_action("<think> find it </think><search> capital of Italy </search>")
-    Action(kind='search', content='capital of Italy')
-    >>> parse_action("<think> <answer> Rome </answer>").kind
+    Action(name='search', content='capital of Italy')
+    >>> parse_action("<think> <answer> Rome </answer>").name
     'invalid'
     """
     for block in parse_blocks(text, grammar):
         if block.name in (grammar.call, grammar.answer):
             content = block.content.strip()
-            asks_nothing = block.name == grammar.call and not content
-            if not block.closed or block.nested or asks_nothing:
+            blank_call = block.name == grammar.call and not content
+            if not block.closed or block.nested or blank_call:
                 return Action(INVALID)
             return Action(block.name, content)
     return Action(INVALID)
@@ -144,11 +144,11 @@ def final_turn_format(text: str, grammar: Grammar = SEARCH) -> bool:
 def intermediate_turn_format(turn: Turn, grammar: Grammar = SEARCH) -> bool:
     """Whether an intermediate turn is one thought and one call, answered by the environment.
 
-    The environment's block is what followed the turn (an observation that reports no error), never
-    sampled text: a turn that writes it itself is malformed, and so is a search that got no result.
+    The result must be the observation that followed the turn, without an error: a turn that writes
+    the result block itself is malformed, and so is a call that got no result.
     """
-    answered = bool(turn.observation.text) and turn.observation.error is None
-    return answered and _is_sequence(turn.text, grammar, grammar.call)
+    succeeded = bool(turn.observation.text) and turn.observation.error is None
+    return succeeded and _is_sequence(turn.text, grammar, grammar.call)
 
 
 def _is_sequence(text: str, grammar: Grammar, action: str) -> bool:

@@ -10,19 +10,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from turncredit.config.load import RunConfig
-from turncredit.config.retriever import RetrieverConfig
 from turncredit.files import atomic, json_sha256, sha256
+from turncredit.tasks.plugin import ServiceSettings
 from turncredit.training.run_folder import RunPaths
 
 
-def cache_path(config: RunConfig, retriever: RetrieverConfig, paths: RunPaths) -> Path:
-    """Return the cache file of this configuration, retriever, index, data and trained policy.
+def cache_path(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> Path:
+    """Return the cache file of this configuration, services, index, data and trained policy.
 
     Raises:
         DataError: the data, the index or the policy is missing.
     """
-    files = [paths.data / "world.json", paths.index / "index.json", *sorted(paths.final_policy.glob("*.safetensors"))]
-    name = json_sha256([config.digest(), retriever.model_dump(mode="json"), *map(sha256, files)])
+    files = [paths.data / "world.json", services.index / "index.json",
+             *sorted(paths.final_policy.glob("*.safetensors"))]
+    name = json_sha256([config.digest(), services.identity(), *map(sha256, files)])
     return paths.checkpoints / f"evaluation-{name[:16]}.csv"
 
 

@@ -24,7 +24,7 @@ from turncredit.credit.base import Estimator
 from turncredit.credit.rows import rows_of
 from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.errors import Interrupted
-from turncredit.evaluation import Bench, Episode
+from turncredit.evaluation import Episode, EpisodeRunner
 from turncredit.files import writing
 from turncredit.losses import kl_k3
 from turncredit.rollout.branching import branching_of
@@ -34,10 +34,16 @@ from turncredit.training.batch import Batch
 from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
-from turncredit.training.metrics import MetricsRow, training_columns, validation_columns, write_metrics
+from turncredit.training.metrics import (
+    MetricsRow,
+    training_columns,
+    training_rates,
+    validation_columns,
+    write_metrics,
+)
 from turncredit.training.monitor import collapse_flags
 from turncredit.training.trackers import MetricsLogger
-from turncredit.types import Question
+from turncredit.types import Item
 
 STATE = "state.json"
 
@@ -83,11 +89,11 @@ class Trainer:
 
     Args:
         config: the resolved run.
-        bench: plays and scores episodes with the learner's policy.
+        runner: plays and scores episodes with the learner's policy.
         estimator: turns rewards into credit.
         learner: weights and optimisers.
-        pool: training questions.
-        validation: validation questions.
+        pool: training items.
+        validation: validation items.
         folder: for checkpoints and metrics.csv during training.
         identity: of the checkpoints (see ``checkpoint.save``).
         stop: checked at safe places.
@@ -96,11 +102,11 @@ class Trainer:
     """
 
     config: RunConfig
-    bench: Bench
+    runner: EpisodeRunner
     estimator: Estimator
     learner: Learner
-    pool: Sequence[Question]
-    validation: Sequence[Question]
+    pool: Sequence[Item]
+    validation: Sequence[Item]
     folder: Path
     identity: str
     stop: StopRequest
@@ -123,7 +129,8 @@ class Trainer:
             return replace(progress, wall_s=before + time.perf_counter() - started)
 
         self._update_engine(progress.step)
-        with _ProgressBar(settings.steps, progress.step, shown=self.processes.is_main) as bar:
+        with _ProgressBar(settings.steps, progress.step, training_rates(self.runner.plugin),
+                          shown=self.processes.is_main) as bar:
             try:
                 while True:
                     progress = self._validate(progress)
@@ -150,7 +157,7 @@ class Trainer:
 
     def _write_metrics(self, progress: Progress) -> None:
         def write() -> None:
-            write_metrics(progress.rows, self.folder / "metrics.csv")
+            write_metrics(progress.rows, self.folder / "metrics.csv", self.runner.plugin)
             with writing(self.folder):
                 self.logger.log(progress.rows)
         self.processes.on_rank_0(write)
@@ -158,7 +165,7 @@ class Trainer:
     def _update_engine(self, version: int) -> None:
         """Give the learner's weights to the engine."""
         weights = self.learner.full_weights()
-        self.bench.engine.update_weights(weights, version)
+        self.runner.engine.update_weights(weights, version)
         for _ in weights:  # all ranks must iterate to the end, even if the engine did not
             pass
 
@@ -169,9 +176,9 @@ class Trainer:
         row: MetricsRow = dict(progress.rows[-1]) if progress.rows else {"step": 0}
         if not due or any(name.startswith("validation_") for name in row):
             return progress
-        episodes = self.processes.scatter_gather(self.validation, self.bench.chains)
-        self.bench.engine.reset_prefix_cache()  # the next rollout must not depend on cached prefixes, as after a resume
-        row |= validation_columns(episodes, self.config.train_on)
+        episodes = self.processes.scatter_gather(self.validation, self.runner.chains)
+        self.runner.engine.reset_prefix_cache()  # the next rollout must not depend on them, as after a resume
+        row |= validation_columns(episodes, self.config.train_on, self.runner.plugin)
         return replace(progress, rows=(*progress.rows[:-1], row),
                        budget=progress.budget or self._first_budget(episodes))
 
@@ -193,14 +200,14 @@ class Trainer:
         branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
         count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
         chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
-        questions = [self.pool[i] for i in chosen]
-        groups = self.processes.scatter_gather(questions, lambda share: self.bench.play(
+        items = [self.pool[i] for i in chosen]
+        groups = self.processes.scatter_gather(items, lambda share: self.runner.play(
             share, branching, temperature=config.training.temperature,
-            seed_of=lambda question, path: digest(config.seed, step, question, *path)))
-        self.bench.engine.sleep()
+            seed_of=lambda item, path: digest(config.seed, step, item, *path)))
+        self.runner.engine.sleep()
         clock.append(time.perf_counter())
 
-        episodes = self.bench.score(questions, groups, branching)
+        episodes = self.runner.score(items, groups, branching)
         rows = rows_of(groups)
         batch = Batch.of(rows)
         reference_N = self.learner.reference_logprobs(batch)
@@ -218,7 +225,8 @@ class Trainer:
         clock.append(time.perf_counter())
 
         seconds = [round(later - earlier, 4) for earlier, later in pairwise(clock)]
-        row = {"step": step + 1, **training_columns(groups, episodes, credit, config.train_on), **report,
+        measured = training_columns(groups, episodes, credit, config.train_on, self.runner.plugin)
+        row = {"step": step + 1, **measured, **report,
                **dict(zip(("seconds_rollout", "seconds_scoring", "seconds_update"), seconds, strict=True))}
         if reference_N is not None:
             row["kl"] = max(0.0, kl_k3(batch.old_logprob_N, reference_N, credit.weight_N).item())
@@ -229,8 +237,9 @@ class Trainer:
 class _ProgressBar:
     """Progress on stderr: a bar on a terminal, otherwise a line every ten steps and at the end. Rank 0 shows it."""
 
-    def __init__(self, steps: int, done: int, *, shown: bool) -> None:
+    def __init__(self, steps: int, done: int, rates: Sequence[str], *, shown: bool) -> None:
         self._steps, self._shown = steps, shown
+        self._names = ("reward_total", *rates, "turns_mean")
         self._bar = tqdm(total=steps, initial=done, unit="step", disable=not (shown and sys.stderr.isatty()))
 
     def __enter__(self) -> _ProgressBar:
@@ -244,8 +253,7 @@ class _ProgressBar:
         if not self._shown:
             return
         row = progress.rows[-1]
-        names = {"reward": "reward_total", "EM": "answer_correct", "format": "format_correct", "turns": "turns_mean"}
-        shown = {short: f"{value:.3f}" for short, name in names.items() if isinstance(value := row.get(name), float)}
+        shown = {name: f"{value:.3f}" for name in self._names if isinstance(value := row.get(name), float)}
         if row["collapse"]:
             shown["collapse"] = str(row["collapse"])
         self._bar.set_postfix(shown)

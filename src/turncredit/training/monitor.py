@@ -46,7 +46,8 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[st
         return values if len(values := last(name)) == WINDOW else []
 
     flags = []
-    if (reward := lasting("reward_total")) and max(reward) - min(reward) < 1e-9 and max(last("answer_correct")) == 0:
+    if ((reward := lasting("reward_total")) and max(reward) - min(reward) < 1e-9
+            and max(last("answer_correct"), default=0) == 0):
         flags.append("reward_flat")
     if (norms := lasting("grad_norm")) and max(norms) < 1e-6:
         flags.append("zero_gradient")

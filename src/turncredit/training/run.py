@@ -15,21 +15,19 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from turncredit.config.load import RunConfig
-from turncredit.config.retriever import RetrieverConfig
 from turncredit.credit.base import make_estimator
-from turncredit.data.prepare import checked_file, recorded_hashes
-from turncredit.data.questions import evaluation_ids, read_questions
+from turncredit.data.questions import evaluation_ids
 from turncredit.distributed.processes import Processes
 from turncredit.errors import DataError
-from turncredit.evaluation import Bench, Decoding, evaluate
+from turncredit.evaluation import Decoding, EpisodeRunner, evaluate
 from turncredit.files import atomic, json_sha256, sha256
 from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
 from turncredit.policy.tokenizer import Codec
-from turncredit.retrieval.client import Retriever
-from turncredit.retrieval.lifecycle import retriever
-from turncredit.tasks.registry import make_reward, make_task
+from turncredit.tasks.env import Service
+from turncredit.tasks.plugin import ServiceSettings
+from turncredit.tasks.registry import make_reward, make_task, plugin_of
 from turncredit.training import checkpoint
 from turncredit.training.interrupt import StopRequest, stoppable
 from turncredit.training.learner import Learner
@@ -39,10 +37,10 @@ from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
 from turncredit.training.run_folder import RunPaths
 from turncredit.training.trackers import check_installed, metrics_logger
-from turncredit.types import Question
+from turncredit.types import Item
 
 
-def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPaths) -> None:
+def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> None:
     """Train one run to its end, resuming from its newest checkpoint; all processes of the run call this.
 
     Writes ``checkpoints/final`` (a Hugging Face folder), and after it metrics.csv and manifest.json in
@@ -55,20 +53,22 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         CheckpointError: all checkpoints are damaged.
         Interrupted: SIGTERM or SIGUSR1 arrived; the state is saved.
         NonFiniteError: training diverged.
+        TaskError: the task breaks its protocol (see ``TaskPlugin.check``).
         RetrieverError: the retriever cannot be reached.
         ProcessError: another process of this run failed; all processes end.
     """
     set_threads(config)
     check_installed(config.launch.trackers)
+    plugin = plugin_of(config.task.name)
     with ExitStack() as stack:
         processes = Processes.join(config.launch.processes, config.device)
         processes.on_rank_0(lambda: stack.enter_context(run_lock(paths.checkpoints)))
         stop = stack.enter_context(StopRequest().listening())
         pool, validation, test = processes.on_all_ranks(lambda: [
-            read_split(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
+            plugin.read_items(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
             for split in ("train", "validation", "test")])
         input_hashes = processes.on_rank_0(lambda: _inputs(paths))
-        identity = _identity(config, retriever_config, input_hashes)
+        identity = _identity(config, services, input_hashes)
         resumed = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity))
         progress = Progress(started=now()) if resumed is None else Progress.load(resumed)
         if resumed is not None:
@@ -88,17 +88,17 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         running = {**manifest, **_status(progress, None)}
         processes.on_rank_0(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
-        search = processes.on_all_ranks(lambda: stack.enter_context(retriever(paths.index, retriever_config)))
+        opened = processes.on_all_ranks(lambda: stack.enter_context(plugin.open_services(config.task, services)))
         engine = processes.on_all_ranks(lambda: stack.enter_context(make_engine(
             config.engine, codec, policy=paths.policy,
             model=lambda: load_policy(start, config.device) if learner.layout.is_sharded else learner.policy,
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=paths.checkpoints, local_rank=int(os.environ.get("LOCAL_RANK", "0")),
             local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
-        bench = make_bench(config, stoppable(engine, stop), search, codec)
+        runner = make_runner(config, stoppable(engine, stop), opened, codec)
         logger = processes.on_all_ranks(lambda: stack.enter_context(
             metrics_logger(config, paths, identity, is_main=processes.is_main)))
-        trainer = Trainer(config, bench, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
+        trainer = Trainer(config, runner, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
                           processes, logger)
         progress = trainer.train(progress)
 
@@ -108,32 +108,33 @@ def train_run(config: RunConfig, retriever_config: RetrieverConfig, paths: RunPa
         def finish() -> None:
             save_policy(learner.policy, paths.final_policy, codec.tokenizer, weights)
             write_manifest(paths.checkpoints / "manifest.json", manifest)
-            write_metrics(progress.rows, paths.run / "metrics.csv")
+            write_metrics(progress.rows, paths.run / "metrics.csv", plugin)
             write_manifest(paths.run / "manifest.json", manifest)
         processes.on_rank_0(finish)
 
 
-def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverConfig, *, data: Path, index: Path,
-                 output: Path, decodings: Sequence[Decoding] = ("greedy",), closed_book: bool = False) -> None:
-    """Evaluate a policy on all test questions and write evaluation.csv.
+def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, data: Path, output: Path,
+                 decodings: Sequence[Decoding] = ("greedy",)) -> None:
+    """Evaluate a policy on all test items and write evaluation.csv.
 
     Args:
         policy: a Hugging Face folder with its tokenizer.
         config: task, device and engine; the arm only names the rows.
-        retriever_config, index: the retriever.
-        data: the questions.
-        output: evaluation.csv; a manifest.json in the same folder must name the same evaluation questions.
-        decodings: every question is played once with each.
-        closed_book: no retriever; the only turn must answer.
+        services: settings of the task's services.
+        data: the folder of the items.
+        output: evaluation.csv; a manifest.json in the same folder must name the same evaluation items.
+        decodings: every item is played once with each.
 
     Raises:
-        DataError: data are missing or changed, or the manifest names other questions.
+        DataError: data are missing or changed, or the manifest names other items.
         CheckpointError: the policy cannot be read.
+        TaskError: the task breaks its protocol (see ``TaskPlugin.check``).
         RetrieverError: the retriever cannot be reached.
     """
     set_threads(config)
-    questions = read_split(data, "test", config.evaluate_on)
-    _check_same_questions(output.parent / "manifest.json", questions)
+    plugin = plugin_of(config.task.name)
+    items = plugin.read_items(data, "test", config.evaluate_on)
+    _check_same_questions(output.parent / "manifest.json", items)
     codec = Codec.load(policy)
     # One process on one GPU, without a trainer.
     engine_config = config.engine.model_copy(update={"mode": "colocate", "tensor_parallel": 1})
@@ -142,35 +143,17 @@ def evaluate_run(policy: Path, config: RunConfig, retriever_config: RetrieverCon
             engine_config, codec, policy=policy, model=lambda: load_policy(policy, config.device),
             window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
             folder=output.parent))
-        search = None if closed_book else stack.enter_context(retriever(index, retriever_config))
-        bench = make_bench(config, engine, search, codec)
-        bench = bench.closed_book() if closed_book else bench
-        table = pd.concat([evaluate(bench, questions, decoding, config.seed) for decoding in decodings])
+        opened = stack.enter_context(plugin.open_services(config.task, services))
+        runner = make_runner(config, engine, opened, codec)
+        table = pd.concat([evaluate(runner, items, decoding, config.seed) for decoding in decodings])
     with atomic(output) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
 
 
-def make_bench(config: RunConfig, engine: Engine, search: Retriever | None, codec: Codec) -> Bench:
-    """The task and rewards of a run, played by ``engine``."""
+def make_runner(config: RunConfig, engine: Engine, services: Mapping[str, Service], codec: Codec) -> EpisodeRunner:
+    """Return what plays the task of a run with ``engine`` and scores it with the run's rewards."""
     reward = make_reward(config.task, config.algorithm.content, config.rewards)
-    return Bench(make_task(config.task), reward, engine, search, codec)
-
-
-def read_split(data: Path, split: str, datasets: Sequence[str] | None) -> list[Question]:
-    """Read the questions of a split, of the named datasets or of all, and check the files against ``world.json``.
-
-    Raises:
-        DataError: a file is missing or differs from its recorded sha256, or there are no questions.
-    """
-    suffix = f".{split}.jsonl"
-    names = (sorted(recorded_hashes(data)) if datasets is None else
-             [f"questions/{dataset}{suffix}" for dataset in datasets])
-    files = [checked_file(data, name) for name in names if name.endswith(suffix)]
-    questions = [question for file in files for question in read_questions(file)]
-    if not questions:
-        raise DataError(f"{data}: no {split} questions for {', '.join(datasets or ['any dataset'])}",
-                        "raise the scale's question counts, or name datasets that have some")
-    return questions
+    return EpisodeRunner(plugin_of(config.task.name), make_task(config.task), reward, engine, services, codec)
 
 
 def set_threads(config: RunConfig) -> None:
@@ -187,12 +170,12 @@ def _inputs(paths: RunPaths) -> dict[str, str]:
     return {name: sha256(path) for name, path in (files | {"world.json": paths.data / "world.json"}).items()}
 
 
-def _identity(config: RunConfig, retriever_config: RetrieverConfig, input_hashes: Mapping[str, str]) -> str:
+def _identity(config: RunConfig, services: ServiceSettings, input_hashes: Mapping[str, str]) -> str:
     """Return a hash of configuration and inputs; a checkpoint resumes only under the same one."""
-    return json_sha256([config.digest(), retriever_config.model_dump(mode="json"), dict(input_hashes)])
+    return json_sha256([config.digest(), services.identity(), dict(input_hashes)])
 
 
-def _manifest(config: RunConfig, input_hashes: Mapping[str, str], test: Sequence[Question]) -> dict[str, Any]:
+def _manifest(config: RunConfig, input_hashes: Mapping[str, str], test: Sequence[Item]) -> dict[str, Any]:
     """Return the fields of the manifest that are known before training."""
     return {"config": config.model_dump(mode="json"), "config_sha256": config.digest(), "seed": config.seed,
             "data": dict(input_hashes), "evaluation_ids_sha256": evaluation_ids(test), **provenance()}
@@ -204,7 +187,7 @@ def _status(progress: Progress, ended: str | None) -> dict[str, Any]:
             "resumed_from": list(progress.resumed_from), "steps": progress.step}
 
 
-def _check_same_questions(manifest: Path, questions: Sequence[Question]) -> None:
+def _check_same_questions(manifest: Path, items: Sequence[Item]) -> None:
     if not manifest.exists():
         return
     try:
@@ -212,6 +195,6 @@ def _check_same_questions(manifest: Path, questions: Sequence[Question]) -> None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{manifest}: cannot be read: {error!r}",
                         "remove the run's folder and train the run again") from error
-    if trained_for != evaluation_ids(questions):
+    if trained_for != evaluation_ids(items):
         raise DataError(f"{manifest}: the evaluation questions changed since training",
                         "train the run again, or restore the data")

@@ -70,8 +70,8 @@ def _ablations(results: Results) -> tuple[Figure, pd.DataFrame]:
 def _components(names: tuple[str, ...], arms: tuple[str, ...], kind: Kind, title: str) -> Build:
     """Reward components during training of the two-turn study, three panels a row (Figs. 1 and 9 to 12)."""
     def build(results: Results) -> tuple[Figure, pd.DataFrame]:
-        largest = results.scale.tool_rewards
-        panels = [Panel(COMPONENTS[n], f"component_{n}", arms, top=getattr(largest, n)) for n in names]
+        largest = results.scale.rewards["tool_search"].model_dump()
+        panels = [Panel(COMPONENTS[n], f"component_{n}", arms, top=largest[n]) for n in names]
         width = min(len(panels), 3)
         grid = [panels[start:start + width] for start in range(0, len(panels), width)]
         return curves_figure(results, "two_turn", grid, kind, title)

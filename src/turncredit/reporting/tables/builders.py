@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import Scale
-from turncredit.config.task import SearchRewards
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting import statistics
 from turncredit.reporting.claims import collapsed
@@ -17,6 +16,7 @@ from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, seed_counts, sources
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import NOT_REPORTED, NOT_RUN, Block, Cell, Table, TableRow, mark_best
+from turncredit.tasks.search.config import SearchRewards
 
 Build = Callable[[Results, Reported], Table]
 

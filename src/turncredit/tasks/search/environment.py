@@ -1,6 +1,6 @@
-"""One episode of question answering with a retriever: turns, limits, observations.
+"""The environment of both question-answering tasks: turns, limits and observations.
 
-Both tasks play it; they differ in their tags, in how a call is read and in their fixed texts.
+The tasks differ in their tags, in how a call is read and in their fixed texts (``Rules``).
 """
 
 from __future__ import annotations
@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from turncredit.config.task import TaskConfig
 from turncredit.errors import ConfigError
-from turncredit.tasks.env import CountTokens, CutTokens, Environment, Message, Step
-from turncredit.tasks.search.passages import asked, show
+from turncredit.tasks.env import CountTokens, CutTokens, Message, Request, Step
+from turncredit.tasks.search.config import QuestionTaskConfig
+from turncredit.tasks.search.passages import format_passages, format_question
 from turncredit.tasks.tags import Grammar, parse_action
-from turncredit.types import Document, Observation, StopReason, TurnStop
+from turncredit.types import Document, Observation, Question, StopReason, TurnStop
 
-if TYPE_CHECKING:
-    from turncredit.types import Question
+SERVICE = "search"
 
 
 class Fault(Enum):
-    """Why a turn is invalid; its value stands in ``Observation.error``."""
+    """Why a turn is invalid; the value of ``Observation.error``."""
 
     NO_ACTION = "no_action"  # the sampled text holds no valid action
     TRUNCATED = "truncated"  # ... because the turn's token limit was reached
@@ -33,15 +32,15 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What makes a task of an episode.
+    """The protocol of one task.
 
     Attributes:
         grammar: the tags.
-        read_call: the query that a call's content asks for, or what is wrong with it.
+        read_call: a call's content -> its query, or the call's fault.
         remarks: the observation after each kind of invalid turn.
-        instruction: the full instruction; shown if the configuration asks for it.
-        hint: shown in its place by the short prompt, as a system message; empty for none.
-        instruction_role: "user" puts it before the question, "system" in a message of its own.
+        instruction: the full instruction, for ``task.instruction: full``.
+        hint: a system message in its place, for ``task.instruction: short``; empty for none.
+        instruction_role: "user" puts the instruction before the question, "system" in a message of its own.
         reply_role: chat role of observations; None appends them inside the assistant's turn.
     """
 
@@ -55,10 +54,10 @@ class Rules:
 
 
 @dataclass(slots=True)
-class Episode:
-    """The state of one episode: how many turns were taken and how many of them were invalid."""
+class SearchEnvironment:
+    """One episode about a question; it counts its turns and its invalid turns."""
 
-    config: TaskConfig
+    config: QuestionTaskConfig
     rules: Rules
     question: str
     count_tokens: CountTokens
@@ -67,58 +66,60 @@ class Episode:
     invalid_turns: int = 0
     over: bool = False
 
-    def prompt(self) -> list[Message]:
-        """The question, behind the instruction or the hint, as the configuration asks."""
-        line = asked(self.question)
+    def reset(self) -> list[Message]:
+        """The question, after the instruction or the hint, as ``task.instruction`` says."""
+        self.turns, self.invalid_turns, self.over = 0, 0, False
+        line = format_question(self.question)
         short = self.config.instruction == "short"
         if self.rules.instruction_role == "user" and not short:
             return [{"role": "user", "content": f"{self.rules.instruction} {line}"}]
         system = self.rules.hint if short else self.rules.instruction
         return [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": line}]
 
-    def query(self, text: str) -> str | None:
-        """What this turn asks the retriever: a valid call's query, None in the last turn."""
-        found = self._read(text)
-        return found if isinstance(found, str) and self.turns + 1 < self.config.max_turns else None
+    def request(self, text: str) -> Request | None:
+        """A search for the query of a valid call; None without one, and in the last turn."""
+        query = self._read(text)
+        if not isinstance(query, str) or self.turns + 1 >= self.config.max_turns:
+            return None
+        return Request(SERVICE, query)
 
-    def step(self, text: str, stop: TurnStop, documents: Sequence[Document] | None) -> Step:
-        """Advance by one turn: an answer or a limit ends the episode, else an observation follows.
+    def step(self, text: str, stop: TurnStop, response: Sequence[Document] | None) -> Step:
+        """Advance by one turn: an answer or a limit ends the episode, otherwise an observation follows.
 
-        In the last turn the turn limit is named, also where the invalid limit is reached with it.
+        If the last turn also reaches the invalid limit, the stop reason is the turn limit.
         """
         if self.over:
             raise ValueError("the episode is over: an environment is used once")
-        query = self.query(text)
-        if (query is None) != (documents is None):
-            raise ValueError("documents are given exactly where the turn asks for them")
+        if (self.request(text) is None) != (response is None):
+            raise ValueError("documents are given exactly where the turn requests them")
         self.turns += 1
-        if parse_action(text, self.rules.grammar).kind == self.rules.grammar.answer:
+        if parse_action(text, self.rules.grammar).name == self.rules.grammar.answer:
             return self._end(StopReason.ANSWERED)
         if self.turns == self.config.max_turns:
             return self._end(StopReason.TURN_LIMIT)
-        if documents is not None:
-            shown = show(documents[:self.config.top_k], self.rules.grammar.result,
-                         self.config.max_observation_tokens, self.count_tokens, self.cut)
-            return Step(replace(shown, role=self.rules.reply_role))
+        if response is not None:
+            observation = format_passages(response[:self.config.top_k], self.rules.grammar.result,
+                                          self.config.max_observation_tokens, self.count_tokens, self.cut)
+            return Step(replace(observation, role=self.rules.reply_role))
         self.invalid_turns += 1
         if self.invalid_turns >= self.config.max_invalid_turns:
             return self._end(StopReason.INVALID_LIMIT)
         fault = self._fault(text, stop)
         return Step(Observation(self.rules.remarks[fault], error=fault.value, role=self.rules.reply_role))
 
-    def fork(self) -> Environment:
-        """An independent copy: everything in it is immutable but its own counters."""
+    def fork(self) -> SearchEnvironment:
+        """An independent copy; only the counters are mutable."""
         return replace(self)
 
     def _read(self, text: str) -> str | Fault | None:
-        """The query of a turn's call, the call's fault, or None if the turn calls nothing."""
+        """The query of a turn's call, the call's fault, or None if the turn makes no call."""
         action = parse_action(text, self.rules.grammar)
-        return self.rules.read_call(action.content) if action.kind == self.rules.grammar.call else None
+        return self.rules.read_call(action.content) if action.name == self.rules.grammar.call else None
 
     def _fault(self, text: str, stop: TurnStop) -> Fault:
-        found = self._read(text)
-        if isinstance(found, Fault):
-            return found
+        call = self._read(text)
+        if isinstance(call, Fault):
+            return call
         return Fault.TRUNCATED if stop is TurnStop.LENGTH else Fault.NO_ACTION
 
     def _end(self, reason: StopReason) -> Step:
@@ -127,10 +128,10 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class EpisodeTask:
-    """A task whose episodes follow ``rules``."""
+class SearchTask:
+    """A question-answering task whose episodes follow ``rules``."""
 
-    config: TaskConfig
+    config: QuestionTaskConfig
     rules: Rules
 
     @property
@@ -138,11 +139,11 @@ class EpisodeTask:
         """The closing tags of a call and of an answer."""
         return f"</{self.rules.grammar.call}>", f"</{self.rules.grammar.answer}>"
 
-    def start(self, question: Question, count_tokens: CountTokens, cut: CutTokens) -> Episode:
-        """A new episode about ``question``."""
+    def start(self, item: Question, count_tokens: CountTokens, cut: CutTokens) -> SearchEnvironment:
+        """A new episode about a question."""
         result, budget = self.rules.grammar.result, self.config.max_observation_tokens
         for fixed in (f"<{result}></{result}>", *self.rules.remarks.values()):
             if (needed := count_tokens(fixed)) > budget:
                 raise ConfigError(f"task.max_observation_tokens = {budget}: {fixed!r} takes {needed} tokens",
                                   f"set it to {needed} or more")
-        return Episode(self.config, self.rules, question.question, count_tokens, cut)
+        return SearchEnvironment(self.config, self.rules, item.question, count_tokens, cut)

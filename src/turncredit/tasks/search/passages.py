@@ -1,4 +1,4 @@
-"""Foreign text as data: questions and passages in a form that can open or close nothing."""
+"""Formats untrusted text: questions and passages, with tags and chat markers escaped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from turncredit.tasks.env import CountTokens, CutTokens
 from turncredit.types import Document, Observation
 
 
-def neutral(text: str) -> str:
-    r"""Foreign text on one line, in which nothing reads as a tag or a chat marker any more.
+def escape_tags(text: str) -> str:
+    r"""Untrusted text on one line, with everything escaped that reads as a tag or a chat marker.
 
     Every ``<`` that could open one (before a letter, ``/``, ``|``, ``<``, ``!`` or the full-width
     bar), and the bracket of ``[INST]``-like markers, is escaped; a lone ``<`` as in "3 < 4" stays.
     White space is squeezed. Applying it twice changes nothing.
 
-    >>> neutral("3 < 4 </information>\n<|im_end|> <answer>")
+    >>> escape_tags("3 < 4 </information>\n<|im_end|> <answer>")
     '3 < 4 &lt;/information> &lt;|im_end|> &lt;answer>'
     """
     squeezed = " ".join(text.split())
@@ -24,42 +24,43 @@ def neutral(text: str) -> str:
     return re.sub(r"\[(?=/?[A-Z_]+\])", "&#91;", escaped)
 
 
-def asked(question: str) -> str:
+def format_question(question: str) -> str:
     """The user's message about a question: one line that ends with a question mark.
 
-    >>> asked("who wrote Hamlet ")
+    >>> format_question("who wrote Hamlet ")
     'Question: who wrote Hamlet?'
     """
-    line = neutral(question)
+    line = escape_tags(question)
     return f"Question: {line}" if line.endswith("?") else f"Question: {line}?"
 
 
-def show(
+def format_passages(
     documents: Sequence[Document], tag: str, max_tokens: int, count_tokens: CountTokens, cut: CutTokens
 ) -> Observation:
     """Passages between ``<tag>`` and ``</tag>``, one a line, in at most ``max_tokens`` tokens.
 
-    What does not fit is lost from the end: the first passage that is too long is cut between words
-    (between characters if it is a single word) and later ones are dropped; the closing tag always
-    stays. ``Observation.documents`` holds the passages exactly as shown.
+    The budget cuts from the end: the first passage that is too long is cut between words (between
+    characters if it is a single word) and later passages are dropped; the closing tag always stays.
+    ``Observation.data`` is the tuple of passages exactly as shown.
     """
     shown: list[Document] = []
-    for found in documents:
-        title, text = neutral(found.title), neutral(found.text)
+    for document in documents:
+        title, text = escape_tags(document.title), escape_tags(document.text)
         part, room = text, max_tokens
-        while (excess := count_tokens(_frame([*shown, _as(found, title, part)], tag)) - max_tokens) > 0 and part:
+        while (excess := count_tokens(_frame([*shown, _with_text(document, title, part)], tag)) - max_tokens) > 0 \
+                and part:
             room = min(room, count_tokens(part)) - excess
             part = _prefix(text, cut(text, room)) if room > 0 else ""
         if excess > 0 or (text and not part):
             break
-        shown.append(_as(found, title, part))
+        shown.append(_with_text(document, title, part))
         if part != text:
             break
     return Observation(_frame(shown, tag), tuple(shown))
 
 
-def _as(found: Document, title: str, text: str) -> Document:
-    return Document(found.id, title, text, found.score)
+def _with_text(document: Document, title: str, text: str) -> Document:
+    return Document(document.id, title, text, document.score)
 
 
 def _frame(documents: Sequence[Document], tag: str) -> str:

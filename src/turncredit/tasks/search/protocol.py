@@ -1,9 +1,9 @@
-"""The search agent of the paper (section 6.2; Search-R1's protocol).
+"""Tags and fixed texts of the search task (section 6.2; Search-R1's protocol).
 
 A turn is ``<think> ... </think>`` and then ``<search> query </search>`` or ``<answer> text </answer>``.
-After a search comes ``<information>Doc 1(Title: ...) text`` and so on, one passage a line, closed by
-``</information>``; after an invalid turn a fixed remark. Both continue the assistant's own message.
-The model has ``max_turns`` turns (N_max); the last one can only answer.
+After a search the environment writes ``<information>Doc 1(Title: ...) text`` and so on, one passage a
+line, and ``</information>``; after an invalid turn it writes a fixed remark. Both stand inside the
+assistant's message. The model has ``max_turns`` turns (N_max); the last one can only answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ INVALID_REMARK = "Invalid. Search or answer."
 
 
 def read_call(content: str) -> str:
-    """A search block's content is the query."""
+    """The query: all of a search block's content."""
     return content
 
 

@@ -1,8 +1,8 @@
 """Rewards of the search agent (paper section 5.2), one pure function a component.
 
-R^I = R_retrieval + R_format + R_search is earned by every turn but the episode's last one, whatever
-ended the episode; the last turn earns R^O. What counts as retrieved is what the environment showed
-(``Observation.documents``), never the text of a turn or of a passage's surroundings.
+Every turn but the episode's last earns R^I = R_retrieval + R_format + R_search, whatever ended the
+episode; the last turn earns R^O. R_retrieval reads the passages that the environment showed
+(``Observation.data``), never the text of a turn.
 """
 
 from __future__ import annotations
@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from turncredit.config.algorithm import Content
-from turncredit.config.task import SearchRewards
 from turncredit.rewards.matching import exact_match, f1
-from turncredit.tasks.search.shared import Rewards, episode_format, executed, given_answer, outcome_format, retrieved
+from turncredit.tasks.plugin import Metric, Rewards
+from turncredit.tasks.search.config import SearchRewards
+from turncredit.tasks.search.transcripts import episode_format, executed, given_answer, outcome_format, retrieved
 from turncredit.tasks.tags import SEARCH, intermediate_turn_format
-from turncredit.types import Transcript, Turn
+from turncredit.types import Question, Transcript, Turn
 
-if TYPE_CHECKING:
-    from turncredit.types import Question
+METRICS = (
+    Metric("answer_correct"),  # exact match (section 2.3, per trajectory, as are the other rates)
+    Metric("f1", in_training=False),  # word overlap of the answer with the nearest accepted one
+    Metric("format_correct"),  # the final turn and all intermediate turns are well-formed
+    Metric("retrieval_correct"),  # at least one result holds an accepted answer
+    Metric("searches", "count"),  # executed ones
+)
+COMPONENTS = ("exact_match", "f1", "retrieval", "turn_format", "search_cost", "outcome")
 
 
 def retrieval_reward(turn: Turn, answers: Sequence[str], value: float = 0.3) -> float:
@@ -80,9 +86,9 @@ class SearchReward:
     content: Content
     values: SearchRewards
 
-    def __call__(self, transcript: Transcript, question: Question) -> Rewards:
+    def __call__(self, transcript: Transcript, item: Question) -> Rewards:
         """Judge one episode; an episode without an answer has a wrong format and no exact match."""
-        v, answers = self.values, question.answers
+        v, answers = self.values, item.answers
         prediction = given_answer(transcript, SEARCH)
         correct = exact_match(prediction, answers)
         n_search_K = searches_so_far_K(transcript)
@@ -96,13 +102,14 @@ class SearchReward:
         return Rewards(
             intermediate_K=tuple(sum(parts[k] for parts in counted) for k in range(len(transcript.turns))),
             outcome=binary_outcome(correct) if self.content == "outcome" else tiered,
-            answer_correct=float(correct),
-            format_correct=float(episode_format(transcript, SEARCH)),
-            retrieval_correct=float(any(retrieved(turn, answers) for turn in transcript.turns)),
-            f1=f1(prediction, answers),
-            prediction=prediction,
-            searches=n_search_K[-1],
+            metrics={
+                "answer_correct": float(correct), "f1": f1(prediction, answers),
+                "format_correct": float(episode_format(transcript, SEARCH)),
+                "retrieval_correct": float(any(retrieved(turn, answers) for turn in transcript.turns)),
+                "searches": n_search_K[-1],
+            },
             components={
                 "exact_match": float(correct), "f1": f1(prediction, answers), "retrieval": sum(retrieval_K),
                 "turn_format": sum(format_K), "search_cost": sum(search_K), "outcome": tiered,
-            })
+            },
+            columns={"hops": item.hops, "prediction": prediction})

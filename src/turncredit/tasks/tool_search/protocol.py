@@ -1,9 +1,9 @@
-"""The two-turn tool agent of the paper's case study (appendix E).
+"""Tags and fixed texts of the two-turn tool task (appendix E).
 
 The first turn is ``<reasoning> ... </reasoning>`` and one JSON call between ``<tool>`` and ``</tool>``:
-``{"name": "wiki_search", "args": {"query": "..."}}``. The passage comes back between ``<result>`` and
-``</result>`` as a user's message, in the same form as in the search task, or a text that starts with
-"Error:". The next turn is ``<reasoning> ... </reasoning><answer> text </answer>``.
+``{"name": "wiki_search", "args": {"query": "..."}}``. The environment replies with a user's message:
+``<result>``, the passage in the same form as in the search task or a text that starts with "Error:",
+``</result>``. The next turn is ``<reasoning> ... </reasoning><answer> text </answer>``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOOL_NAME = "wiki_search"
 
 
 def read_call(content: str) -> str | Fault:
-    """The query of a tool call, or what is wrong with it; nothing but an exact call is executed.
+    """The query of a tool call, or the call's fault; only an exact call is executed.
 
     An exact call is one JSON object with the keys ``name`` and ``args`` and no other, no key twice;
     ``name`` is the tool's; ``args`` is an object whose only key ``query`` is a text that is not blank.
@@ -48,10 +48,10 @@ def read_call(content: str) -> str | Fault:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members; a key that comes twice has no one meaning."""
+    """An object's members; a repeated key is an error."""
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a key comes twice")
+        raise ValueError("repeated key")
     return members
 
 
@@ -80,7 +80,7 @@ RULES = Rules(
         "5. give the bare answer between <answer> and </answer>. The JSON must be valid and use no other "
         "tool or argument. If the result does not help, answer from what you know."
     ),
-    hint="Tool: wiki_search",  # tells a policy that knows both protocols which one is asked for
+    hint="Tool: wiki_search",  # a policy that knows both protocols must be told which one to follow
     instruction_role="system",
     reply_role="user",
 )

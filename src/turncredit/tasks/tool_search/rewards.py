@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from turncredit.config.algorithm import Content
-from turncredit.config.task import ToolRewards
 from turncredit.rewards.matching import contains, f1
-from turncredit.tasks.search.shared import Rewards, episode_format, executed, given_answer, retrieved
+from turncredit.tasks.plugin import Rewards
+from turncredit.tasks.search.transcripts import episode_format, executed, given_answer, retrieved
 from turncredit.tasks.tags import TOOL, parse_action, parse_blocks
-from turncredit.types import Transcript, Turn
+from turncredit.tasks.tool_search.config import ToolRewards
+from turncredit.types import Question, Transcript, Turn
 
-if TYPE_CHECKING:
-    from turncredit.types import Question
+COMPONENTS = ("tool_execution", "search_answer", "answer_presence", "exact_match", "xml_format", "xml_tags")
 
 FIELD_SETS = ((TOOL.thought,), (TOOL.call, TOOL.answer))  # a message holds one tag of each
 
@@ -28,17 +27,17 @@ FIELD_SETS = ((TOOL.thought,), (TOOL.call, TOOL.answer))  # a message holds one 
 def attempts(turns: Sequence[Turn]) -> list[int]:
     """Indices of the turns that called the tool and got a result or an error back."""
     return [k for k, turn in enumerate(turns)
-            if turn.observation.text and parse_action(turn.text, TOOL).kind == TOOL.call]
+            if turn.observation.text and parse_action(turn.text, TOOL).name == TOOL.call]
 
 
 def tool_execution(turns: Sequence[Turn], value: float = 0.2) -> float:
     """``value`` times the share of attempted calls that were executed; 0 without an attempt."""
-    tried = attempts(turns)
-    return value * sum(executed(turns[k], TOOL) for k in tried) / len(tried) if tried else 0.0
+    calls = attempts(turns)
+    return value * sum(executed(turns[k], TOOL) for k in calls) / len(calls) if calls else 0.0
 
 
 def search_answer(turns: Sequence[Turn], answers: Sequence[str], value: float = 0.5) -> float:
-    """``value`` if an accepted answer stands in the first tool result (an error holds none)."""
+    """``value`` if the first tool result holds an accepted answer (an error holds none)."""
     return value if any(retrieved(turns[k], answers) for k in attempts(turns)[:1]) else 0.0
 
 
@@ -111,18 +110,18 @@ class ToolReward:
     """The reward function of the two-turn agent; ``content`` says which components count.
 
     ``outcome``: the four outcome functions. ``merged`` and ``full``: all six. A turn's R^I is what it
-    adds to the two intermediate functions of the turns so far: with one call all of it stands in the
-    turn that called, with several it still sums to the episode's, and it never depends on later
-    turns, as turns of a tree must not. The format metric is strict: every turn is one reasoning and
-    one action and nothing else, and each call was executed.
+    adds to the two intermediate functions of the turns so far. With one call, the turn that called
+    earns all of it; with several, the turns' shares sum to the episode's value. It never depends on
+    later turns, so it is the same in all leaves of a tree that share the turn. The format metric is
+    strict: every turn is one reasoning and one action and nothing else, and each call was executed.
     """
 
     content: Content
     values: ToolRewards
 
-    def __call__(self, transcript: Transcript, question: Question) -> Rewards:
+    def __call__(self, transcript: Transcript, item: Question) -> Rewards:
         """Judge one episode; without an answer the answer components are 0, the XML ones still count."""
-        v, answers, turns = self.values, question.answers, transcript.turns
+        v, answers, turns = self.values, item.answers, transcript.turns
         prediction = given_answer(transcript, TOOL)
         texts = [turn.text for turn in turns]
         intermediate = {
@@ -140,10 +139,11 @@ class ToolReward:
         return Rewards(
             intermediate_K=tuple(after - before for before, after in pairwise(so_far)),
             outcome=sum(outcome.values()),
-            answer_correct=exact_match_reward(prediction, answers),
-            format_correct=float(episode_format(transcript, TOOL)),
-            retrieval_correct=float(any(retrieved(turn, answers) for turn in turns)),
-            f1=f1(prediction, answers),
-            prediction=prediction,
-            searches=sum(executed(turn, TOOL) for turn in turns),
-            components=intermediate | outcome)
+            metrics={
+                "answer_correct": exact_match_reward(prediction, answers), "f1": f1(prediction, answers),
+                "format_correct": float(episode_format(transcript, TOOL)),
+                "retrieval_correct": float(any(retrieved(turn, answers) for turn in turns)),
+                "searches": sum(executed(turn, TOOL) for turn in turns),
+            },
+            components=intermediate | outcome,
+            columns={"hops": item.hops, "prediction": prediction})

@@ -1,0 +1,34 @@
+"""Settings of the search task, and what both question-answering tasks share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from turncredit.config.task import RewardConfig, TaskConfig
+
+
+class QuestionTaskConfig(TaskConfig):
+    """Question answering with a retriever; the last turn can only answer."""
+
+    top_k: int = Field(3, ge=1)  # passages of one search
+    instruction: Literal["short", "full"] = "short"  # the question (and the tool's name), or the protocol too
+
+
+class SearchConfig(QuestionTaskConfig):
+    """The search agent (paper section 6.2)."""
+
+    name: Literal["search"]
+
+
+class SearchRewards(RewardConfig):
+    """Values of the search rewards (paper section 5.2); ``content`` decides which of them count."""
+
+    correct: float = 1.0  # R^O: exact match and format right
+    format_only: float = 0.2  # R^O: format right, answer wrong
+    format_wrong: float = -1.0  # R^O: format wrong
+    retrieval: float = 0.3  # R_retrieval: an accepted answer in this turn's information
+    turn_format_right: float = 0.1  # R_format of an intermediate turn
+    turn_format_wrong: float = -0.2
+    search_cost: float = Field(0.1, ge=0)  # lambda_s: cost of each search so far, every turn
