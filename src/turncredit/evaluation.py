@@ -105,30 +105,36 @@ def leaf_shares(group: Group, branching: Sequence[int]) -> list[float]:
 
 
 def evaluate(runner: EpisodeRunner, items: Sequence[Item], decoding: Decoding = "greedy",
-             seed: int = 0) -> pd.DataFrame:
-    """Play every item once; one row an episode, in the items' order.
+             seed: int = 0) -> list[Episode]:
+    """Play every item once, in their order.
 
     Args:
         runner: the policy's engine, the task and its rewards.
         items: the test items, the same for all arms.
         decoding: ``greedy``, or ``sampled`` at temperature 1.
         seed: of sampled decoding; a sample depends on this seed and its item only.
+    """
+    seed_of = None if decoding == "greedy" else (lambda item, path: digest("evaluation", seed, item, *path))
+    return runner.chains(items, seed_of=seed_of, temperature=1.0)
+
+
+def evaluation_table(plugin: TaskPlugin, episodes: Sequence[Episode], decoding: Decoding) -> pd.DataFrame:
+    """One row an episode of an evaluation.
 
     Returns:
         columns of evaluation.csv: dataset, question_id, the task's columns, its metrics that are rates, turns, its
         other metrics, stop_reason, decoding, component_*.
     """
-    seed_of = None if decoding == "greedy" else (lambda item, path: digest("evaluation", seed, item, *path))
-    rates = [metric.name for metric in runner.plugin.metrics if metric.kind == "rate"]
-    others = [metric.name for metric in runner.plugin.metrics if metric.kind != "rate"]
+    rates = [metric.name for metric in plugin.metrics if metric.kind == "rate"]
+    others = [metric.name for metric in plugin.metrics if metric.kind != "rate"]
     records = []
-    for episode in runner.chains(items, seed_of=seed_of, temperature=1.0):
+    for episode in episodes:
         rewards = episode.rewards
         records.append({
             "dataset": episode.item.dataset, "question_id": episode.item.id,
-            **{name: rewards.columns[name] for name in runner.plugin.columns},
+            **{name: rewards.columns[name] for name in plugin.columns},
             **{name: rewards.metrics[name] for name in rates}, "turns": len(episode.transcript.turns),
             **{name: rewards.metrics[name] for name in others},
             "stop_reason": str(episode.transcript.stop), "decoding": decoding,
-            **{f"component_{name}": rewards.components[name] for name in runner.plugin.components}})
+            **{f"component_{name}": rewards.components[name] for name in plugin.components}})
     return pd.DataFrame.from_records(records)

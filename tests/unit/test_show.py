@@ -36,8 +36,8 @@ def episode(nodes: tuple[int, ...], intermediate: float, outcome: float, said: s
 
 def record(said: str = "x", label: str = "group") -> GroupRecord:
     episodes = (episode((0, 1), 0.3, 1.0, said), episode((2, 3), 0.0, -1.0, said))
-    return GroupRecord("training", 3, label, "facts", "facts-7", {"id": "facts-7", "question": f"What? {said}"},
-                       f"<|user|>{said}", 4, episodes)
+    return GroupRecord({"arm": "MT-PPO"}, "training", 3, label, "facts", "facts-7",
+                       {"id": "facts-7", "question": f"What? {said}"}, f"<|user|>{said}", 4, episodes)
 
 
 def shown(found: GroupRecord) -> str:
@@ -73,8 +73,9 @@ def test_the_terminal_shows_turns_rewards_and_the_credit_under_every_algorithm()
     assert "facts facts-7 (training step 3)" in found
     assert "turn 1  x </search>" in found
     assert "<information> shilling </information>" in found
-    lines = [[cell.strip() for cell in re.split("[│┃]", line)] for line in found.splitlines() if {*line} & {*"│┃"}]
-    table = [dict(zip(lines[0], row, strict=True)) for row in lines[1:3]]
+    lines = [line.split() for line in found.splitlines()]
+    at = next(i for i, words in enumerate(lines) if words[:1] == ["credit"])
+    table = [dict(zip(lines[at][1:], words[2:], strict=True)) for words in lines[at + 2:at + 4]]
     assert [row["MT-GRPO"] for row in table] == ["2.00", "1.00"]
     assert [row["MT-PPO"] for row in table] == ["1.30", "1.00"]
     assert [row["PPO-MR"] for row in table] == ["1.30", "1.30"]
@@ -82,7 +83,7 @@ def test_the_terminal_shows_turns_rewards_and_the_credit_under_every_algorithm()
 
 
 def test_a_lone_episode_has_no_group_credit() -> None:
-    lone = GroupRecord("evaluation", None, "right", "facts", "facts-7", {}, "p", 1, (episode((0, 1), 0.3, 1.0),))
+    lone = GroupRecord({}, "evaluation", None, "right", "facts", "facts-7", {}, "p", 1, (episode((0, 1), 0.3, 1.0),))
     credits = all_credits(ALGORITHMS, TrainingConfig(), lone.group(), {
         content: lone.rewards(content) for content in ("outcome", "merged", "full")})
     assert [name for name, found in credits.items() if found is None] == ["GRPO-OR", "GRPO-MR", "MT-GRPO", "RLOO-OR"]

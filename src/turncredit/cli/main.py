@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from turncredit.cli.options import RetrieverName, Root, ScaleName, scale_at
 from turncredit.cli.reports import reports
+from turncredit.cli.show import app as show
 from turncredit.config.load import Scale, scale_names
 from turncredit.errors import ConfigError, TurncreditError, nearest
 
@@ -39,6 +40,7 @@ class _Group(TyperGroup):
 app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Turn-level credit assignment for multi-turn LLM agents: data, training, evaluation, reports.")
 app.add_typer(reports)
+app.add_typer(show)
 
 
 class Warm(StrEnum):

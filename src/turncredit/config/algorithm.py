@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from turncredit.credit.registry import ESTIMATORS, Placement
 from turncredit.errors import nearest
 
 Content = Literal["outcome", "merged", "full"]
+CONTENTS: tuple[Content, ...] = get_args(Content)
 Rollout = Literal["single", "chains", "tree"]
 
 

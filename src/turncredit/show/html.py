@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from turncredit.show.credits import Credits
 from turncredit.show.records import EpisodeRecord, GroupRecord
-from turncredit.show.terminal import facts, headline, number
+from turncredit.show.terminal import facts, headline, number, turn_rewards
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -111,12 +111,11 @@ def _episode(episode: EpisodeRecord, credits: Mapping[str, Sequence[float] | Non
 
 
 def _table(episode: EpisodeRecord, credits: Mapping[str, Sequence[float] | None]) -> str:
-    head = ["turn", "tokens", *(f"R {content}" for content in episode.rewards), *credits]
+    rewards = turn_rewards(episode)
+    head = ["turn", "tokens", *(f"R {content}" for content in rewards), *credits]
     rows = []
     for k, turn in enumerate(episode.turns):
-        outcome = k == len(episode.turns) - 1
-        cells = [str(k + 1), str(len(turn.tokens)),
-                 *(number(r.intermediate_K[k] + (r.outcome if outcome else 0.0)) for r in episode.rewards.values()),
-                 *("—" if found is None else number(found[k]) for found in credits.values())]
+        cells = [str(k + 1), str(len(turn.tokens)), *(number(column[k]) for column in rewards.values()),
+                 *("—" if column is None else number(column[k]) for column in credits.values())]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     return ("<table><tr>" + "".join(f"<th>{text(name)}</th>" for name in head) + "</tr>" + "".join(rows) + "</table>")

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from turncredit.errors import DataError
+from turncredit.config.load import RunConfig
+from turncredit.errors import DataError, nearest
 from turncredit.files import write_text
 from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop
 
@@ -65,6 +66,7 @@ class GroupRecord:
     """The episodes of one item that were played together: a line of episodes.jsonl.
 
     Attributes:
+        run: which run it is from (experiment, arm, seed; in collected files code and base policy too).
         source: ``training``: a group of a training step, sampled. ``evaluation``: one episode of the final evaluation.
         step: the training step, from 1; None for evaluation.
         label: ``group``, or what the episode is an example of: ``right``, ``wrong``, ``malformed``.
@@ -75,6 +77,7 @@ class GroupRecord:
         episodes: one record a leaf.
     """
 
+    run: dict[str, Any]
     source: Source
     step: int | None
     label: str
@@ -111,6 +114,20 @@ def to_line(record: GroupRecord) -> str:
     return json.dumps(asdict(record), ensure_ascii=True, allow_nan=False)
 
 
+def episodes_path(evaluation: Path) -> Path:
+    """The file of the whole episodes that belong to an evaluation.csv.
+
+    >>> episodes_path(Path("evaluation.csv")).name
+    'evaluation.episodes.jsonl'
+    """
+    return evaluation.with_suffix(".episodes.jsonl")
+
+
+def step_episodes(folder: Path, step: int) -> Path:
+    """The file in which a training step keeps its episodes until the run ends."""
+    return folder / f"episodes-{step:06d}.jsonl"
+
+
 def write_records(path: Path, records: Sequence[GroupRecord]) -> None:
     """Write episodes.jsonl, whole or not at all."""
     write_text(path, "".join(f"{to_line(record)}\n" for record in records))
@@ -138,6 +155,39 @@ def read_records(path: Path) -> list[GroupRecord]:
                             "evaluate the run again") from error
         records.append(record)
     return records
+
+
+def read_run(folder: Path, arm: str | None = None) -> tuple[RunConfig, list[GroupRecord]]:
+    """The kept episodes of a run or of collected runs, those of the final evaluation first; and the run's settings.
+
+    Args:
+        folder: a run's folder, or a folder of collected runs.
+        arm: of collected runs; by default the first that has episodes.
+
+    Raises:
+        DataError: the folder has no episodes or no readable manifest, or no episodes of this arm.
+    """
+    files = [file for name in ("evaluation.episodes.jsonl", "episodes.jsonl") if (file := folder / name).exists()]
+    records = [record for file in files for record in read_records(file)]
+    if not records:
+        raise DataError(f"{folder}: no episodes.jsonl with episodes", "name a run's folder, e.g. "
+                        "results/mini/search/MT-PPO/seed-0; runs of other origin may have none")
+    arms = list(dict.fromkeys(str(record.run["arm"]) for record in records))
+    chosen = arm or arms[0]
+    if chosen not in arms:
+        raise DataError(f"{folder}: no episodes of arm {chosen!r}", nearest(chosen, arms))
+    records = [record for record in records if record.run["arm"] == chosen]
+    run = records[0].run
+    lone = folder / "manifest.json"
+    manifest = lone if lone.exists() else folder / "manifests.json"
+    try:
+        content = json.loads(manifest.read_text(encoding="utf-8"))
+        own = content if lone.exists() else content[f"{chosen}/seed-{run['seed']}"]
+        config = RunConfig.model_validate(own["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{manifest}: no readable configuration of {chosen}: {error!r}",
+                        "name a folder that training or collect wrote") from error
+    return config, sorted(records, key=lambda record: record.source)
 
 
 def _parse(raw: Mapping[str, Any]) -> GroupRecord:

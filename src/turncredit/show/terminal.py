@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group as Renderables
 from rich.console import RenderableType
 from rich.table import Table
@@ -40,8 +41,10 @@ def group_view(record: GroupRecord, credits: Mapping[str, Credits | None], leave
     for leaf in leaves:
         name = "" if len(record.episodes) == 1 else f"episode {leaf + 1} of {len(record.episodes)}"
         parts += ["", *([Text(name, style="bold")] if name else []), *_episode(record.episodes[leaf])]
-        parts += ["", credit_table(record.episodes[leaf], {name: None if found is None else found[leaf]
-                                                          for name, found in credits.items()})]
+        episode = record.episodes[leaf]
+        credit_of = {name: None if found is None else found[leaf] for name, found in credits.items()}
+        parts += ["", _table("reward", turn_rewards(episode), len(episode.turns)),
+                  _table("credit", credit_of, len(episode.turns))]
     return Renderables(*parts)
 
 
@@ -59,16 +62,17 @@ def _episode(episode: EpisodeRecord) -> list[RenderableType]:
     return lines
 
 
-def credit_table(episode: EpisodeRecord, credits: Mapping[str, Sequence[float] | None]) -> Table:
-    """One row a turn; columns: its rewards under each content, then its credit under each algorithm."""
-    table = Table("turn", "tokens", *(f"R {content}" for content in episode.rewards), *credits, show_edge=False)
-    for k, turn in enumerate(episode.turns):
-        rewards = []
-        for reward in episode.rewards.values():
-            last = k == len(episode.turns) - 1
-            rewards.append(number(reward.intermediate_K[k] + (reward.outcome if last else 0.0)))
-        table.add_row(str(k + 1), str(len(turn.tokens)), *rewards,
-                      *("—" if found is None else number(found[k]) for found in credits.values()))
+def turn_rewards(episode: EpisodeRecord) -> dict[str, list[float]]:
+    """The reward of each turn under each content: R^I, and R^O with the last turn's."""
+    return {content: [*r.intermediate_K[:-1], r.intermediate_K[-1] + r.outcome]
+            for content, r in episode.rewards.items()}
+
+
+def _table(title: str, columns: Mapping[str, Sequence[float] | None], turns: int) -> Table:
+    """One row a turn."""
+    table = Table(title, *columns, box=SIMPLE_HEAD, pad_edge=False)
+    for k in range(turns):
+        table.add_row(f"turn {k + 1}", *("—" if column is None else number(column[k]) for column in columns.values()))
     return table
 
 

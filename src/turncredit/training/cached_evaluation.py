@@ -11,6 +11,7 @@ from pathlib import Path
 
 from turncredit.config.load import RunConfig
 from turncredit.files import atomic, json_sha256, sha256
+from turncredit.show.records import episodes_path
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.training.run_folder import RunPaths
 
@@ -29,7 +30,7 @@ def cache_path(config: RunConfig, services: ServiceSettings, paths: RunPaths) ->
 
 def clear(paths: RunPaths) -> None:
     """Remove all cached evaluations of a run."""
-    for cached in paths.checkpoints.glob("evaluation-*.csv"):
+    for cached in paths.checkpoints.glob("evaluation-*"):
         cached.unlink()
 
 
@@ -40,7 +41,8 @@ def pop(cached: Path, output: Path) -> bool:
     """
     if not cached.exists():
         return False
-    with atomic(output) as temporary:
-        temporary.write_bytes(cached.read_bytes())
-    cached.unlink()
+    for source, target in ((episodes_path(cached), episodes_path(output)), (cached, output)):
+        with atomic(target) as temporary:
+            temporary.write_bytes(source.read_bytes())
+        source.unlink()
     return True

@@ -29,6 +29,8 @@ from turncredit.files import writing
 from turncredit.losses import kl_k3
 from turncredit.rollout.branching import branching_of
 from turncredit.seeding import START, Cursor, digest, draw
+from turncredit.show.keep import EpisodeRecorder, kept_steps
+from turncredit.show.records import step_episodes, write_records
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
 from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
@@ -99,6 +101,7 @@ class Trainer:
         stop: checked at safe places.
         processes: of the run.
         logger: logs every metrics row to the trackers.
+        recorder: records a few whole episodes; None keeps none.
     """
 
     config: RunConfig
@@ -112,6 +115,7 @@ class Trainer:
     stop: StopRequest
     processes: Processes = SINGLE_PROCESS
     logger: MetricsLogger = field(default_factory=MetricsLogger)
+    recorder: EpisodeRecorder | None = None
 
     def train(self, progress: Progress) -> Progress:
         """Train from ``progress`` to the last step; each step writes a metrics row and, if due, a checkpoint.
@@ -208,6 +212,9 @@ class Trainer:
         clock.append(time.perf_counter())
 
         episodes = self.runner.score(items, groups, branching)
+        if (recorder := self.recorder) is not None and step + 1 in kept_steps(config.training.steps):
+            self.processes.on_rank_0(lambda: write_records(
+                step_episodes(self.folder, step + 1), recorder.training(step + 1, groups, episodes)))
         rows = rows_of(groups)
         batch = Batch.of(rows)
         reference_N = self.learner.reference_logprobs(batch)

@@ -19,12 +19,14 @@ from turncredit.credit.base import make_estimator
 from turncredit.data.questions import evaluation_ids
 from turncredit.distributed.processes import Processes
 from turncredit.errors import DataError
-from turncredit.evaluation import Decoding, EpisodeRunner, evaluate
+from turncredit.evaluation import Decoding, EpisodeRunner, evaluate, evaluation_table
 from turncredit.files import atomic, json_sha256, sha256
 from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
 from turncredit.policy.tokenizer import Codec
+from turncredit.show.keep import EpisodeRecorder, kept_steps
+from turncredit.show.records import episodes_path, read_records, step_episodes, write_records
 from turncredit.tasks.env import Service
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.tasks.registry import make_reward, make_task, plugin_of
@@ -99,7 +101,7 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
         logger = processes.on_all_ranks(lambda: stack.enter_context(
             metrics_logger(config, paths, identity, is_main=processes.is_main)))
         trainer = Trainer(config, runner, estimator, learner, pool, validation, paths.checkpoints, identity, stop,
-                          processes, logger)
+                          processes, logger, EpisodeRecorder(config, codec))
         progress = trainer.train(progress)
 
         weights = learner.gather_weights()
@@ -108,6 +110,9 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
         def finish() -> None:
             save_policy(learner.policy, paths.final_policy, codec.tokenizer, weights)
             write_manifest(paths.checkpoints / "manifest.json", manifest)
+            kept = (step_episodes(paths.checkpoints, step) for step in sorted(kept_steps(config.training.steps)))
+            write_records(paths.run / "episodes.jsonl", [
+                record for file in kept if file.exists() for record in read_records(file)])
             write_metrics(progress.rows, paths.run / "metrics.csv", plugin)
             write_manifest(paths.run / "manifest.json", manifest)
         processes.on_rank_0(finish)
@@ -122,7 +127,8 @@ def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, 
         config: task, device and engine; the arm only names the rows.
         services: settings of the task's services.
         data: the folder of the items.
-        output: evaluation.csv; a manifest.json in the same folder must name the same evaluation items.
+        output: evaluation.csv; a manifest.json in the same folder must name the same evaluation items. A few whole
+            episodes are written beside it (``episodes_path``).
         decodings: every item is played once with each.
 
     Raises:
@@ -145,7 +151,9 @@ def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, 
             folder=output.parent))
         opened = stack.enter_context(plugin.open_services(config.task, services))
         runner = make_runner(config, engine, opened, codec)
-        table = pd.concat([evaluate(runner, items, decoding, config.seed) for decoding in decodings])
+        episodes_of = {decoding: evaluate(runner, items, decoding, config.seed) for decoding in decodings}
+    write_records(episodes_path(output), EpisodeRecorder(config, codec).evaluation(episodes_of[decodings[0]]))
+    table = pd.concat([evaluation_table(plugin, episodes, decoding) for decoding, episodes in episodes_of.items()])
     with atomic(output) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
 
