@@ -10,6 +10,7 @@ from tests import small_run
 from turncredit.config.load import RunConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.errors import DataError
+from turncredit.show.records import episodes_path
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.training import cached_evaluation
 from turncredit.training.run_folder import RunPaths
@@ -34,10 +35,12 @@ def cache_path(paths: RunPaths, config: RunConfig = CONFIG, **retriever: float) 
 def test_it_is_used_once(paths: RunPaths) -> None:
     cached, output = cache_path(paths), paths.run / "evaluation.csv"
     assert not cached_evaluation.pop(cached, output)
+    episodes_path(cached).write_text("episodes")
     cached.write_text("rows")
     paths.run.mkdir(parents=True)
     assert cached_evaluation.pop(cached, output)
-    assert output.read_text() == "rows"
+    assert (output.read_text(), episodes_path(output).read_text()) == ("rows", "episodes")
+    assert not list(paths.checkpoints.glob("evaluation*"))
     assert not cached_evaluation.pop(cached, output)
 
 
