@@ -1,4 +1,4 @@
-"""What a call would do, seen in dry runs: which runs are trained, and whose runs are drawn."""
+"""Dry runs of the workflow: which runs are trained, and whose runs are plotted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def touch_run(run: Path) -> None:
 def test_shipped_is_asked_for_and_nothing_is_shipped(clone: Clone) -> None:
     done = clone.snakemake("--dry-run", FIGURE.replace("mini", "smoke"), "--config", "runs=shipped", check=False)
     assert done.returncode != 0
-    assert "results/shipped/smoke/search: no runs are shipped; use --config runs=auto" in done.stdout
+    assert "results/shipped/smoke/search: no runs are shipped\n  -> use --config runs=auto" in done.stdout
 
 
 @pytest.mark.parametrize("file", ["metrics.csv", "evaluation.csv.gz", "manifests.json"])
@@ -103,7 +103,7 @@ def test_a_page_whose_runs_are_neither_here_nor_asked_for_is_refused(clone: Clon
     done = clone.snakemake("--dry-run", "figures/smoke/fig1_tool_use.pdf", "--config", "scale=smoke",
                            "experiments=search", check=False)
     assert done.returncode != 0
-    assert "no runs of two_turn at scale 'smoke' are here, and this call asks for none" in done.stdout
+    assert "no runs of two_turn at scale 'smoke' exist, and this call does not request them" in done.stdout
 
 
 def test_without_any_runs_an_unasked_experiment_is_left_out(clone: Clone) -> None:
