@@ -1,4 +1,4 @@
-"""Sampling beside transformers' own generate."""
+"""Our sampling compared with transformers' generate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.tokenizer import Codec
 
 
-def beside_generate(model: PreTrainedModel, codec: Codec, contexts: Sequence[tuple[int, ...]],
-                    max_tokens: int) -> list[Measured]:
-    """Greedy tokens a second of our engine and of transformers' generate, for the same contexts and ends.
+def compare_with_generate(model: PreTrainedModel, codec: Codec, contexts: Sequence[tuple[int, ...]],
+                          max_tokens: int) -> list[Measured]:
+    """Greedy tokens per second of our engine and of transformers' generate, for the same contexts and end tokens.
 
-    Ours returns log-probabilities too; generate is asked for tokens alone.
+    Our engine also returns log-probabilities; generate returns tokens only.
     """
     engine = HFEngine(model, codec)
     width = max(map(len, contexts))

@@ -1,4 +1,4 @@
-"""Benchmark of retrieval through the server."""
+"""Rates of indexing, and of searching through the retrieval server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 64
 
 def retrieval_rates(data: Path, index: Path, config: RetrieverConfig, queries: Sequence[str], top_k: int,
                     scratch: Path) -> list[Measured]:
-    """Passages indexed and queries answered a second; each client starts with an empty cache."""
+    """Passages indexed and queries answered per second; each client starts with an empty cache."""
     seconds = seconds_of(lambda: build_index(data / "corpus.jsonl", scratch, k1=config.k1, b=config.b))
     found = {"passages indexed a second, Java's start included": read_manifest(scratch).documents / seconds}
     with retriever(index, config) as warm:
@@ -34,12 +34,12 @@ def retrieval_rates(data: Path, index: Path, config: RetrieverConfig, queries: S
 
 
 def _rate(client: Retriever, queries: Sequence[str], size: int, top_k: int) -> float:
-    """Queries answered a second, asked in batches of ``size``."""
+    """Queries answered per second, sent in batches of ``size``."""
     batches = [queries[start:start + size] for start in range(0, len(queries), size)]
     return len(queries) / seconds_of(lambda: [client.search(batch, top_k) for batch in batches])
 
 
 def _peak_kb(pid: int) -> int:
-    """The most memory that a process of this machine had, in KiB."""
+    """The peak memory of a process of this machine, in KiB."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0])

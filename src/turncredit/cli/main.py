@@ -7,37 +7,22 @@ and gives its own exit code.
 
 from __future__ import annotations
 
-import gc
-import logging
 import os
 import sys
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from typer.core import TyperGroup
 
-from turncredit.cli.options import RetrieverName, Root, ScaleName, scale_at
+from turncredit.cli.options import Group, RetrieverName, Root, ScaleName, prepare_process, scale_at
 from turncredit.cli.reports import reports
 from turncredit.cli.show import app as show
 from turncredit.config.load import Scale, scale_names
-from turncredit.errors import ConfigError, TurncreditError, nearest
+from turncredit.errors import ConfigError, nearest
 
-
-class _Group(TyperGroup):
-    """Prints an error that is the user's to mend, and exits with its code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except TurncreditError as error:
-            typer.echo(f"turncredit: {error}", err=True)
-            raise typer.Exit(error.exit_code) from None
-
-
-app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Turn-level credit assignment for multi-turn LLM agents: data, training, evaluation, reports.")
 app.add_typer(reports)
 app.add_typer(show)
@@ -60,12 +45,7 @@ class Untrained(StrEnum):
 
 @app.callback()
 def _start() -> None:
-    gc.set_threshold(50_000, 50, 50)  # loading torch makes so many objects that looking for garbage takes a tenth of it
-    # transformers loads scikit-learn wherever it finds it (pyserini brings it), for a kind of decoding not used here.
-    sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    for talkative in ("httpx", "fontTools"):
-        logging.getLogger(talkative).setLevel(logging.WARNING)
+    prepare_process()
 
 
 @app.command("check-config")
@@ -330,24 +310,6 @@ def _play(scale: Scale, root: Path, name: str, experiments: list[str], policy: P
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
     with atomic(root / "results" / scale.name / "base" / name / "seed-0" / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")
-
-
-@app.command()
-def bench(steps: Annotated[int, typer.Option(min=2, help="measured steps of each arm, and beside a peer")] = 5,
-          scale: ScaleName = "mini", root: Root = Path(),
-          trl: Annotated[Path | None, typer.Option(help="a Python with TRL, that of .venv-trl by default")] = None,
-          vllm: Annotated[Path | None, typer.Option(help="one with vLLM's CPU build, of .venv-vllm")] = None) -> None:
-    """Measure what training, trees, retrieval and sampling cost on this machine, beside TRL and vLLM too; minutes."""
-    from rich.console import Console
-
-    from bench import peers
-    from bench.results import save, tables
-    from bench.run_all import run_benchmark
-
-    beside = [peers.trl(trl or root / ".venv-trl/bin/python"), peers.vllm(vllm or root / ".venv-vllm/bin/python")]
-    found = list(run_benchmark(scale_at(scale, root), root, steps, beside))
-    save(found, root / "benchmarks" / scale / "bench.csv")
-    Console(width=120).print(*tables(found), sep="\n")
 
 
 def _player(scale: Scale, task: str) -> str:
