@@ -255,7 +255,8 @@ def check_episodes(setting: Setting, trainer: TimedTrainer) -> None:
         if [i for i, sampled in zip(ids, mask, strict=True) if not sampled] != shown:
             raise ValueError(f"{setting.case.name}: TRL's observations differ from ours: {codec.decode(ids)!r}")
     if [tuple(ids) for ids in trainer.prompts] != [ids for ids in prompts for _ in range(GROUP)]:
-        raise ValueError(f"{setting.case.name}: TRL's prompts differ from ours, from {codec.decode(trainer.prompts[0])!r}")
+        raise ValueError(f"{setting.case.name}: TRL's prompts differ from ours: "
+                         f"{codec.decode(trainer.prompts[0])!r}")
 
 
 def in_numbers(name: str, spent: Sequence[tuple[StepCost, StepCost]]) -> Iterator[Measured]:
