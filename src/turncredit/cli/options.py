@@ -1,4 +1,4 @@
-"""What all commands share: options, the exit code of an error, and the set-up of the process."""
+"""Shared parts of all commands: options, exit codes of errors, and the set-up of the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from turncredit.config.load import Scale, load_scale
-from turncredit.errors import TurncreditError
+from turncredit.errors import ConfigError, TurncreditError, nearest
+from turncredit.workflow.inputs import task_experiments
 
 ScaleName = Annotated[str, typer.Option("--scale", help="name of config/<scale>.yaml")]
 RetrieverName = Annotated[str | None, typer.Option("--retriever", help="one of `retrievers`; default: the scale's own")]
@@ -53,3 +54,15 @@ def prepare_process() -> None:
 def scale_at(name: str, root: Path) -> Scale:
     """The checked ``config/<name>.yaml`` of the clone at ``root``."""
     return load_scale(name, root / "config")
+
+
+def experiment_of_task(scale: Scale, task: str) -> str:
+    """The first experiment that has a task.
+
+    Raises:
+        ConfigError: no experiment has it.
+    """
+    found = task_experiments(scale)
+    if task not in found:
+        raise ConfigError(f"no experiment of scale {scale.name!r} has the task {task!r}", nearest(task, found))
+    return found[task]
