@@ -1,4 +1,4 @@
-"""The paper's runs, seen in a dry run: every job is listed, with the settings that the paper states."""
+"""A dry run of scale paper: every job is listed, with the settings that the paper states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scale() -> Scale:
 
 @pytest.fixture(scope="module")
 def runs(listed: str, scale: Scale) -> list[RunConfig]:
-    """What each training job would be given."""
+    """The configuration of each training job."""
     return [scale.run(experiment, arm, int(seed)) for experiment, arm, seed in COMMAND.findall(listed)]
 
 
@@ -85,7 +85,7 @@ def test_two_turn_runs_have_the_papers_settings(runs: list[RunConfig]) -> None:
         assert (run.launch.processes, run.engine.mode, run.engine.gpus) == (7, "server", 1)
 
 
-def test_an_imported_run_is_drawn_and_not_trained(clone: Clone) -> None:
+def test_an_imported_run_is_plotted_and_not_trained(clone: Clone) -> None:
     figure = "figures/mini/fig3_training_dynamics.pdf"
     run = clone.root / "results/imported/mini/search/MT-PPO/seed-0"
     run.mkdir(parents=True)

@@ -69,5 +69,5 @@ class Call:
         return cls(name, config["runs"], seeds, None if experiments is None else tuple(experiments))
 
     def requests(self, experiment: str) -> bool:
-        """Whether this call asks for an experiment."""
+        """Whether this call requests an experiment."""
         return self.experiments is None or experiment in self.experiments

@@ -30,7 +30,7 @@ class ScaleRuns:
     scale: Scale
     call: Call
     root: Path = Path()
-    # Decided once: Snakemake asks again after training, when more runs exist than when the jobs were planned.
+    # Decided once: Snakemake evaluates parameters again after training, when more runs exist than at planning.
     _sources: dict[str, Source | None] = field(default_factory=dict)
 
     @property
@@ -40,8 +40,8 @@ class ScaleRuns:
 
     def seeds(self, experiment: str) -> int:
         """Training seeds of each arm of an experiment."""
-        asked = self.call.seeds
-        return (asked.get(experiment) if isinstance(asked, Mapping) else asked) or self.scale.seeds_of(experiment)
+        seeds = self.call.seeds
+        return (seeds.get(experiment) if isinstance(seeds, Mapping) else seeds) or self.scale.seeds_of(experiment)
 
     def untrained_policies(self) -> list[str]:
         """Policies that are evaluated and not trained: those before reinforcement, and other people's checkpoints."""
