@@ -20,17 +20,17 @@ def retrieval_rates(data: Path, index: Path, config: RetrieverConfig, queries: S
                     scratch: Path) -> list[Measured]:
     """Passages indexed and queries answered per second; each client starts with an empty cache."""
     seconds = seconds_of(lambda: build_index(data / "corpus.jsonl", scratch, k1=config.k1, b=config.b))
-    found = {"passages indexed a second, Java's start included": read_manifest(scratch).documents / seconds}
+    found = {"passages indexed per second, with the start of Java": read_manifest(scratch).documents / seconds}
     with retriever(index, config) as warm:
         warm.search(queries, top_k)
-        for name, size in ((f"queries a second, batches of {BATCH}", BATCH), ("queries a second, one by one", 1)):
+        for name, size in ((f"queries per second, batches of {BATCH}", BATCH), ("queries per second, one by one", 1)):
             asked = queries if size > 1 else queries[:256]
             with retriever(index, config) as cold:
                 found[name] = _rate(cold, asked, size, top_k)
         server = ServerDir(index.resolve()).address()
         if server is not None:
             found["server's peak memory, GB"] = _peak_kb(server.pid) * 1024 / 1e9
-    return [Measured("retrieval through the server, not cached", name, "", value) for name, value in found.items()]
+    return [Measured("retrieval through the server, without its cache", name, "", value) for name, value in found.items()]
 
 
 def _rate(client: Retriever, queries: Sequence[str], size: int, top_k: int) -> float:

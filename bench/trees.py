@@ -124,10 +124,10 @@ def tree_costs(config: RunConfig, policy: Path, search: Retriever, questions: Se
         "rollout ms": each[name][0], "update ms": each[name][1], "both ms": sum(each[name]),
         "rollout x": each[name][0] / each[CHAINS][0], "update x": each[name][1] / each[CHAINS][1],
         "both x": sum(each[name]) / sum(each[CHAINS])} for name in rows}
-    title = f"trees of G = {TREE_G}, K = {TREE_K}: ms a distinct sampled token, and times a chain's"
+    title = f"trees of G = {TREE_G}, K = {TREE_K}: ms per distinct sampled token; x: divided by chains"
     measured = [Measured(title, name, measure, value) for name, row in table.items() for measure, value in row.items()]
     shares = time_by_kind(lambda: _update(learner, rows[CHAINS]), learner.policy.config.vocab_size)
-    return measured + [Measured("where the time of a policy's update goes (chains)", kind, "%", 100 * share)
+    return measured + [Measured("CPU time of a policy's update by kind of operation (chains)", kind, "%", 100 * share)
                        for kind, share in shares.items()]
 
 
