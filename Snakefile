@@ -51,7 +51,7 @@ rule search:
         lambda w: RUNS[config["scale"]].page_files(of="search"),
 
 
-# Evaluations of the published checkpoints in the paper's Table 2.
+# Evaluations of the pretrained checkpoints in the paper's Table 2.
 rule checkpoints:
     input:
         lambda w: expand(

@@ -42,7 +42,8 @@ def compare_with_generate(model: PreTrainedModel, codec: Codec, contexts: Sequen
     agree = sum(a == b for a, b in zip(*made.values(), strict=True)) / len(contexts)
     rates = {name: sum(map(len, made[name])) / min(seconds_of(sample) for _ in range(REPEATS))
              for name, sample in (("turncredit", ours), ("transformers", theirs))}
-    return [Measured(f"greedy turns compared with transformers' generate ({len(contexts)} prompts)", name, measure, value)
+    part = f"greedy turns compared with transformers' generate ({len(contexts)} prompts)"
+    return [Measured(part, name, measure, value)
             for name, rate in rates.items() for measure, value in (
                 ("tok/s", rate), ("x transformers", rate / rates["transformers"]), ("% of turns equal", 100 * agree))]
 

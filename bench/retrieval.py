@@ -30,7 +30,7 @@ def retrieval_rates(data: Path, index: Path, config: RetrieverConfig, queries: S
         server = ServerDir(index.resolve()).address()
         if server is not None:
             found["server's peak memory, GB"] = _peak_kb(server.pid) * 1024 / 1e9
-    return [Measured("retrieval through the server, without its cache", name, "", value) for name, value in found.items()]
+    return [Measured("retrieval through the server, uncached", name, "", value) for name, value in found.items()]
 
 
 def _rate(client: Retriever, queries: Sequence[str], size: int, top_k: int) -> float:

@@ -70,7 +70,7 @@ rule evaluate_checkpoint:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].indexes(SCALES[w.scale].checkpoint(w.checkpoint).experiment),
-        policy=rules.public_policy.output,
+        policy=rules.pretrained_checkpoint.output,
     output:
         "results/{scale}/base/{checkpoint}/seed-0/evaluation.csv",
     log:
@@ -81,7 +81,7 @@ rule evaluate_checkpoint:
     params:
         settings=lambda w: digest(SCALES[w.scale].experiments[SCALES[w.scale].checkpoint(w.checkpoint).experiment].task),
     message:
-        "evaluate: the published checkpoint {wildcards.checkpoint}"
+        "evaluate: the pretrained checkpoint {wildcards.checkpoint}"
     shell:
         "turncredit evaluate-checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"
 

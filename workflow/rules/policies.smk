@@ -1,6 +1,6 @@
 # Policies before reinforcement. With a warm start: a tokenizer, the clean policy (trained on flawless demonstrations, an
-# upper reference) and each task's base policy (trained on flawed ones). Without: a published policy, unchanged.
-# Last, the published checkpoints that are evaluated only.
+# upper reference) and each task's base policy (trained on flawed ones). Without: a pretrained policy, unchanged.
+# Last, the pretrained checkpoints that are evaluated only.
 
 WARM_START_SCALES = one_of(name for name, scale in SCALES.items() if scale.warm_start is not None)
 
@@ -72,13 +72,13 @@ rule base_policy:
         "turncredit warm-start base --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule given_policy:
+rule pretrained_policy:
     input:
         lambda w: INPUTS[w.scale].policy(SCALES[w.scale].policy.path_or_id),
     output:
         directory("policy/{scale}/base/{task}"),
     log:
-        "logs/{scale}/given/{task}.log",
+        "logs/{scale}/import-policy/{task}.log",
     wildcard_constraints:
         scale=one_of(name for name, scale in SCALES.items() if scale.warm_start is None),
     conda:
@@ -86,23 +86,23 @@ rule given_policy:
     params:
         settings=lambda w: digest(SCALES[w.scale].policy),
     message:
-        "policy: the published base policy of {wildcards.task} at scale {wildcards.scale}"
+        "policy: the pretrained base policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
         "turncredit import-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule public_policy:
+rule pretrained_checkpoint:
     input:
         lambda w: INPUTS[w.scale].policy(SCALES[w.scale].checkpoint(w.checkpoint).path_or_id),
     output:
         directory("policy/{scale}/checkpoints/{checkpoint}"),
     log:
-        "logs/{scale}/given/{checkpoint}.log",
+        "logs/{scale}/import-policy/{checkpoint}.log",
     conda:
         "../../envs/core.yaml"
     params:
         settings=lambda w: digest(SCALES[w.scale].checkpoint(w.checkpoint)),
     message:
-        "policy: the published checkpoint {wildcards.checkpoint}"
+        "policy: the pretrained checkpoint {wildcards.checkpoint}"
     shell:
         "turncredit import-policy --checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"

@@ -94,7 +94,7 @@ def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path(
 @runs.command("evaluate-checkpoint", rich_help_panel=PANEL)
 def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the scale's `checkpoints`")],
                         scale: ScaleName = "paper", root: Root = Path()) -> None:
-    """Play the test questions of a published checkpoint's experiment, greedily."""
+    """Play the test questions of a pretrained checkpoint's experiment, greedily."""
     settings = scale_at(scale, root)
     checkpoint = settings.checkpoint(name)
     _evaluate_untrained(settings, root, name, [checkpoint.experiment], root / "policy" / scale / "checkpoints" / name,

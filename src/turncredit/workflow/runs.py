@@ -44,7 +44,7 @@ class ScaleRuns:
         return (seeds.get(experiment) if isinstance(seeds, Mapping) else seeds) or self.scale.seeds_of(experiment)
 
     def untrained_policies(self) -> list[str]:
-        """Policies that are evaluated and not trained: those before reinforcement, and other people's checkpoints."""
+        """Policies that are evaluated and not trained: those before reinforcement, and pretrained checkpoints."""
         clean = [] if self.scale.warm_start is None else ["clean"]
         return ["base", *clean, "closed_book", *self.scale.checkpoints]
 
