@@ -43,16 +43,18 @@ def train(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Scale
 
         relaunch_under_torchrun(config.launch, config.device, root, sys.argv)
     from turncredit.distributed.processes import shutdown
+    from turncredit.tasks.plugin import ServiceSettings
     from turncredit.training import cached_evaluation
     from turncredit.training.run import evaluate_run, train_run
     from turncredit.training.run_folder import RunPaths
 
-    paths, retriever = RunPaths.under(root, config), settings.retriever_of(experiment)
-    train_run(config, retriever, paths)
+    paths = RunPaths.under(root, config)
+    services = ServiceSettings(settings.retriever_of(experiment), paths.index)
+    train_run(config, services, paths)
     if settings.evaluate_in_training and config.launch.processes == 1:
         cached_evaluation.clear(paths)
-        evaluate_run(paths.final_policy, config, retriever, data=paths.data, index=paths.index,
-                     output=cached_evaluation.cache_path(config, retriever, paths))
+        evaluate_run(paths.final_policy, config, services, data=paths.data,
+                     output=cached_evaluation.cache_path(config, services, paths))
     shutdown()
 
 
@@ -61,20 +63,22 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Sc
              root: Root = Path()) -> None:
     """Play all test questions with the trained policy of one run, or with the policy that was imported for it."""
     from turncredit.reporting.imported import imported_run
+    from turncredit.tasks.plugin import ServiceSettings
     from turncredit.training import cached_evaluation
     from turncredit.training.run_folder import RunPaths
 
     settings = scale_at(scale, root)
-    config, retriever = settings.run(experiment, arm, seed), settings.retriever_of(experiment)
+    config = settings.run(experiment, arm, seed)
     paths = RunPaths.under(root, config)
+    services = ServiceSettings(settings.retriever_of(experiment), paths.index)
     imported = imported_run(root, config)
     policy, output = (imported / "policy", imported) if imported.exists() else (paths.final_policy, paths.run)
     if settings.evaluate_in_training and not imported.exists() and cached_evaluation.pop(
-            cached_evaluation.cache_path(config, retriever, paths), output / "evaluation.csv"):
+            cached_evaluation.cache_path(config, services, paths), output / "evaluation.csv"):
         return
     from turncredit.training.run import evaluate_run
 
-    evaluate_run(policy, config, retriever, data=paths.data, index=paths.index, output=output / "evaluation.csv")
+    evaluate_run(policy, config, services, data=paths.data, output=output / "evaluation.csv")
 
 
 @runs.command("evaluate-base", rich_help_panel=PANEL)
@@ -112,11 +116,12 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
         experiments: the experiments whose tasks and test questions are played.
         policy: the policy's folder; None: the base policy of each task.
         decodings: ways to decode; all questions are played with each.
-        closed_book: without a retriever.
+        closed_book: cut episodes to one turn, which cannot search.
     """
     import pandas as pd
 
     from turncredit.files import atomic
+    from turncredit.tasks.plugin import ServiceSettings
     from turncredit.training.run import evaluate_run
     from turncredit.training.run_folder import RunPaths
 
@@ -124,10 +129,12 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
     with TemporaryDirectory() as scratch:
         for experiment in experiments:
             config = scale.run(experiment, next(iter(scale.experiments[experiment].arms)), 0)
+            if closed_book:  # the only turn must answer
+                config = config.model_copy(update={"task": config.task.model_copy(update={"max_turns": 1})})
             paths = RunPaths.under(root, config)
             played = Path(scratch, f"{experiment}.csv")
-            evaluate_run(policy or paths.policy, config, scale.retriever_of(experiment), data=paths.data,
-                         index=paths.index, output=played, decodings=decodings, closed_book=closed_book)
+            evaluate_run(policy or paths.policy, config, ServiceSettings(scale.retriever_of(experiment), paths.index),
+                         data=paths.data, output=played, decodings=decodings)
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
     with atomic(root / "results" / scale.name / "base" / name / "seed-0" / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")
