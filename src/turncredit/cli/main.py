@@ -1,7 +1,7 @@
 """The ``turncredit`` command. Its sub-commands read and write files; a rule of the workflow calls one of them.
 
-The sub-commands are in ``data``, ``policies``, ``runs`` and ``reports``. Heavy imports (torch, matplotlib) are inside
-the functions, so that ``--help`` is quick. A ``TurncreditError`` ends the command with a message and its exit code.
+The sub-commands are in ``data``, ``policies``, ``runs``, ``reports`` and ``show``. Heavy imports (torch) are inside the
+functions, so that ``--help`` is quick. A ``TurncreditError`` ends the command with a message and its exit code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from turncredit.cli.options import Group, Root, ScaleName, prepare_process, scal
 from turncredit.cli.policies import policies
 from turncredit.cli.reports import reports
 from turncredit.cli.runs import runs
+from turncredit.cli.show import app as show
 from turncredit.config.load import scale_names
 
 app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -59,5 +60,5 @@ def plan(experiment: Annotated[str | None, typer.Option(help="one experiment; de
         write_text(output, to_csv(made))
 
 
-for part in (data, policies, runs, reports):
+for part in (data, policies, runs, reports, show):
     app.add_typer(part)
