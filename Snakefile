@@ -1,6 +1,7 @@
-# The whole study as one DAG: data, index, base policy, training, evaluation, tables, figures, audit.
-# What to compute is in config/<scale>.yaml; where, in profiles/; what one call asks for, in --config:
-#   scale=mini|smoke   seeds=3   runs=auto|fresh|shipped   experiments=search
+# The whole study as one DAG: data, index, base policies, training, evaluation, tables, figures, audit.
+# What to compute is in config/<scale>.yaml, and where in profiles/. One call may choose with --config:
+#   scale=mini|smoke|gpu|paper   seeds=3   runs=auto|fresh|shipped   experiments=search
+# By default shipped runs are plotted. `runs=fresh` trains instead.
 from snakemake.utils import min_version
 
 min_version("9.0")
@@ -11,7 +12,6 @@ report: "workflow/report/workflow.rst"
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/cluster.smk"
-include: "workflow/rules/sources.smk"
 include: "workflow/rules/fetch.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/index.smk"
@@ -22,7 +22,7 @@ include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
 include: "workflow/rules/audit.smk"
-include: "workflow/rules/mistyped.smk"
+include: "workflow/rules/unknown_targets.smk"
 
 
 localrules:
@@ -42,26 +42,26 @@ localrules:
 rule all:
     default_target: True
     input:
-        lambda w: drawn(config["scale"]),
+        lambda w: RUNS[config["scale"]].page_files(),
 
 
-# The paper's main comparison: its six arms, what is drawn from them, and the audit.
+# The paper's main comparison: its figures and tables, and the audit.
 rule search:
     input:
-        lambda w: drawn(config["scale"], of="search"),
+        lambda w: RUNS[config["scale"]].page_files(of="search"),
 
 
-# The policies that others trained and the paper's Table 2 evaluates.
+# Evaluations of the pretrained checkpoints in the paper's Table 2.
 rule checkpoints:
     input:
         lambda w: expand(
             rules.evaluate_checkpoint.output,
             scale=config["scale"],
-            checkpoint=scale_of(config["scale"]).checkpoints,
+            checkpoint=SCALES[config["scale"]].checkpoints,
         ),
 
 
-# What each run needs, before any is run; it fails where a run cannot fit.
+# What each run needs (memory, hours, disk). It fails before training if a run cannot fit.
 rule plan:
     input:
         expand(rules.plan_of.output, scale=config["scale"]),
@@ -74,4 +74,4 @@ rule data:
 
 rule index:
     input:
-        lambda w: [file for name in all_retrievers(config["scale"]) for file in index_of(config["scale"], name)],
+        lambda w: INPUTS[config["scale"]].all_indexes(),

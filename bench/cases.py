@@ -1,7 +1,7 @@
-"""Episodes of known shape, and our side of a GRPO step on them.
+"""Benchmark episodes of fixed shape, and our GRPO step on them.
 
-All episodes hear a search in every turn and are shown the same passage, so they differ in what the
-policy samples alone. What a peer does with the same policy is compared for each kind of episode.
+Every turn counts as a search and gets the same passage back, so that episodes differ only in what the
+policy samples. Each case is then run by a peer (TRL, vLLM) with the same policy.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from turncredit.types import Document, Question, Transcript
 EXPERIMENT = "search"
 QUESTIONS, GROUP = 8, 8
 TURN_TOKENS = 16
-STILL = 1e-12  # a learning rate at which float32 weights stay what they are
+NO_LEARNING = 1e-12  # a learning rate that leaves float32 weights unchanged
 GRPO = Algorithm(estimator="group", placement="terminal", content="outcome", rollout="chains")
-LINE = "The passages say that the place in question lies in the north of the country, by the sea."
+PASSAGE = "The passages say that the place in question lies in the north of the country, by the sea."
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Case:
     """A kind of episode.
 
     Attributes:
-        name: of the case.
-        turns: of every episode.
-        ends: the policy ends its turns, by a tag or its end token; else each has ``TURN_TOKENS`` tokens.
+        name: shown in the results.
+        turns: number of turns in every episode.
+        ends: True: the policy ends its turns, by a tag or its end token. False: each turn has ``TURN_TOKENS`` tokens.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Case:
     ends: bool
 
 
-def beside(root: Path, scale: str) -> tuple[RunConfig, RunPaths]:
-    """The run whose policy and prompts are measured beside a peer, and this process with its threads."""
+def comparison_run(root: Path, scale: str) -> tuple[RunConfig, RunPaths]:
+    """The run whose policy and prompts are compared; also sets this process's threads and seeds."""
     settings = load_scale(scale, root / "config")
     config = settings.run(EXPERIMENT, next(iter(settings.experiments[EXPERIMENT].arms)), 0)
     set_threads(config)
@@ -74,22 +74,22 @@ def beside(root: Path, scale: str) -> tuple[RunConfig, RunPaths]:
 
 
 def cases(max_turns: int) -> tuple[Case, ...]:
-    """One turn, several of the same length, and several that the policy ends."""
+    """One turn of fixed length, several of fixed length, and several that the policy ends."""
     return (Case(f"1 turn of {TURN_TOKENS} tokens", 1, ends=False),
             Case(f"{max_turns} turns of {TURN_TOKENS} tokens", max_turns, ends=False),
             Case(f"{max_turns} turns, ended by the policy", max_turns, ends=True))
 
 
-class Shelf:
-    """A ``Retriever`` that finds one and the same passage, at no cost."""
+class FixedRetriever:
+    """A ``Retriever`` that returns the same passage for every query, at no cost."""
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
         """See ``Retriever``."""
-        return [[Document("0", "A place", LINE, 1.0)] * top_k for _ in queries]
+        return [[Document("0", "A place", PASSAGE, 1.0)] * top_k for _ in queries]
 
 
-class _Unstopped(SearchingTask):
-    """Episodes whose turns no tag ends."""
+class _NoStopTags(SearchingTask):
+    """Episodes whose turns end at the token limit only."""
 
     @property
     def stop_tags(self) -> tuple[str, ...]:
@@ -97,12 +97,12 @@ class _Unstopped(SearchingTask):
 
 
 def even_share(ids: Sequence[int]) -> float:
-    """A reward that anyone can compute: the even ids among 1000 ids like these."""
+    """A reward that a peer can compute from ids alone: the number of even ids per 1000."""
     return 1000 * sum(i % 2 == 0 for i in ids) / len(ids)
 
 
 def reward(transcript: Transcript, item: Question) -> Rewards:
-    """``even_share`` of what was sampled, as an outcome."""
+    """``even_share`` of the sampled tokens, as the outcome reward."""
     sampled = [i for turn in transcript.turns for i in turn.sampled_ids]
     return Rewards((0.0,) * len(transcript.turns), even_share(sampled), {metric.name: 0.0 for metric in TASK.metrics},
                    dict.fromkeys(TASK.components, 0.0), {"hops": item.hops, "prediction": ""})
@@ -110,15 +110,15 @@ def reward(transcript: Transcript, item: Question) -> Rewards:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What both sides are given.
+    """What both sides of a comparison share.
 
     Attributes:
         case: the kind of episode.
-        config: the run, with the settings that both sides share.
-        policy: the folder of the policy.
-        questions: all of them in each step.
-        tokenizer: of the policy; where turns have one length, its end token is none that the policy can say.
-        end_ids: what ends a turn.
+        config: the run, with settings that both sides can take.
+        policy: the policy's folder.
+        questions: the questions of every step.
+        tokenizer: the policy's; for turns of fixed length its end token is an id that the policy cannot sample.
+        end_ids: token ids that end a turn.
     """
 
     case: Case
@@ -134,12 +134,12 @@ class Setting:
 
         Args:
             case: the kind of episode.
-            config: its policy, task and sizes of micro-batches are used.
-            paths: where data and base policy are.
-            training: settings that differ.
+            config: gives the task and the sizes of micro-batches.
+            paths: give data and base policy.
+            training: training settings to replace.
 
         Raises:
-            ConfigError: the task's window is too short, or tags are no tokens of the policy.
+            ConfigError: the context window is too short, or a tag is more than one token of the policy.
             DataError, CheckpointError: see ``read_split`` and ``load_policy``.
         """
         vocabulary = load_policy(paths.policy, "cpu").config.vocab_size
@@ -148,10 +148,10 @@ class Setting:
             tags = make_task(config.task).stop_tags
             ids_of_tag = [tokenizer(tag, add_special_tokens=False)["input_ids"] for tag in tags]
             if any(len(ids) != 1 for ids in ids_of_tag):
-                raise ConfigError(f"{paths.policy}: {' or '.join(tags)} is more than one token, and TRL ends turns at "
-                                  "tokens alone", "measure with a policy that is made here")
+                raise ConfigError(f"{paths.policy}: {' or '.join(tags)} is more than one token, and TRL can end turns "
+                                  "at single tokens only", "use a policy with a warm start, such as that of scale mini")
             end_ids = (*sorted(Codec.load(paths.policy).end_ids), *(ids[0] for ids in ids_of_tag))
-        else:  # ids that no row of the policy's head stands for
+        else:  # ids beyond the policy's output head
             tokenizer.add_tokens([f"<|unsaid-{i}|>" for i in range(vocabulary + 1 - len(tokenizer))])
             end_ids = (len(tokenizer) - 1,)
             tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_ids[0])
@@ -159,7 +159,7 @@ class Setting:
             "max_turns": case.turns, "max_turn_tokens": config.task.max_turn_tokens if case.ends else TURN_TOKENS})
         settings = config.training.model_dump() | {
             "steps": 1, "trajectories_per_step": QUESTIONS * GROUP, "group_size": GROUP, "inner_epochs": 1,
-            "minibatches": 1, "learning_rate": STILL, "warmup_steps": 0, "kl_coefficient": 0.0,
+            "minibatches": 1, "learning_rate": NO_LEARNING, "warmup_steps": 0, "kl_coefficient": 0.0,
             "entropy_coefficient": 0.0, "temperature": 1.0, "group_std": "sample", "loss_aggregation": "sequence",
             **training}
         changed = config.model_copy(update={"algorithm": GRPO, "task": task,
@@ -169,25 +169,25 @@ class Setting:
         most = max(map(len, map(made.codec.encode_prompt, made.prompts))) + made.most_tokens
         if most > task.max_context_tokens:
             raise ConfigError(f"task.max_context_tokens = {task.max_context_tokens}: episodes of up to {most} tokens "
-                              "are to be measured", "raise it")
+                              "do not fit", "raise it")
         return made
 
     @property
     def codec(self) -> Codec:
-        """Of the tokenizer."""
+        """The codec of the tokenizer."""
         return Codec(self.tokenizer)
 
     @property
     def prompts(self) -> list[list[Message]]:
-        """What each question's episodes begin with."""
+        """The prompt of each question's episodes."""
         codec, task = self.codec, make_task(self.config.task)
         return [task.start(question, codec.count, codec.cut).reset() for question in self.questions]
 
     @property
     def observation(self) -> str:
-        """What every turn but the last is answered."""
+        """The observation after every turn but the last."""
         task, codec = self.task, self.codec
-        [documents] = Shelf().search([""], task.top_k)
+        [documents] = FixedRetriever().search([""], task.top_k)
         return format_passages(documents, RULES.grammar.result, task.max_observation_tokens, codec.count,
                                codec.cut).text
 
@@ -199,32 +199,32 @@ class Setting:
 
     @property
     def most_tokens(self) -> int:
-        """Of an episode behind its prompt."""
+        """The largest number of tokens after the prompt of an episode."""
         task = self.config.task
         return task.max_turns * task.max_turn_tokens + (task.max_turns - 1) * self.codec.count(self.observation)
 
     def runner(self, learner: Learner) -> EpisodeRunner:
-        """Plays the episodes with a learner's policy."""
-        task = (SearchingTask if self.case.ends else _Unstopped)(self.task, RULES)
-        codec, services = self.codec, {SERVICE: SearchService(Shelf(), self.task.top_k)}
+        """The runner of these episodes with a learner's policy."""
+        task = (SearchingTask if self.case.ends else _NoStopTags)(self.task, RULES)
+        codec, services = self.codec, {SERVICE: SearchService(FixedRetriever(), self.task.top_k)}
         return EpisodeRunner(TASK, task, reward, HFEngine(learner.policy, codec), services, codec)
 
     def learner(self) -> Learner:
-        """A new learner of the policy."""
+        """A new learner that starts from the policy."""
         return Learner(load_policy(self.policy, "cpu"), None, None, self.config.training)
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What one step took: seconds, and the tokens that were sampled in it."""
+class StepCost:
+    """The seconds of one step, and the number of tokens sampled in it."""
 
     sampling_s: float
     update_s: float
     tokens: int
 
 
-class Ours:
-    """The training loop's own steps on a setting, one at a time."""
+class OurSteps:
+    """Steps of our training loop on a setting, one at a time."""
 
     def __init__(self, setting: Setting) -> None:
         self._progress = Progress(started=now(), budget=TokenBudget(1, 1.0))
@@ -233,8 +233,8 @@ class Ours:
             setting.config, setting.runner(learner), make_estimator(GRPO, setting.config.training), learner,
             setting.questions, (), Path(), "bench", StopRequest())
 
-    def step(self) -> Spent:
-        """One more step; everything behind the rollout counts as the update."""
+    def step(self) -> StepCost:
+        """Take one more step; all time after the rollout counts as the update."""
         self._progress = self._trainer.step(self._progress)
         row: Any = self._progress.rows[-1]
-        return Spent(row["seconds_rollout"], row["seconds_scoring"] + row["seconds_update"], row["tokens_sampled"])
+        return StepCost(row["seconds_rollout"], row["seconds_scoring"] + row["seconds_update"], row["tokens_sampled"])

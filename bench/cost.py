@@ -1,4 +1,4 @@
-"""What an update computes, where its time goes, and what this machine could compute at best."""
+"""Floating-point operations of an update, its time by kind of operation, and the peak of this machine."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def seconds_of(action: Callable[[], object]) -> float:
 
 
 def matmul_peak(device: str, size: int = 2048, repeats: int = 5) -> float:
-    """FLOP/s of the fastest of some float32 products of two square matrices: what the update could reach."""
+    """The peak of this machine, FLOP/s: the fastest of ``repeats`` float32 products of two square matrices."""
     left, right = torch.rand(2, size, size, device=device)
     best = min(seconds_of(lambda: (left @ right)[0, 0].item()) for _ in range(repeats))
     return 2 * size**3 / best
 
 
 def update_flops(model: PreTrainedModel, lengths: Sequence[int], loss_tokens: int, *, critic: bool = False) -> float:
-    """Floating-point operations of one forward and backward pass over rows, padding aside.
+    """Floating-point operations of one forward and backward pass over rows, without padding.
 
-    ``6 P sum(T) + 12 L D sum(T^2) + 6 H V N``: P numbers in the body's matrices (no embeddings), rows
-    of T tokens, L layers, attention of width D, N loss tokens whose logits over V tokens come from H
-    numbers. A critic is a second body. Attention counts as computed, without causal halving.
+    ``6 P sum(T) + 12 L D sum(T^2) + 6 H V N``: P parameters in the body's matrices (no embeddings), rows
+    of T tokens, L layers, attention of width D, hidden size H, vocabulary V, N loss tokens. A critic is a
+    second body. Attention is counted as computed, without causal halving.
 
     Args:
         model: the policy.
-        lengths: tokens of each row.
+        lengths: number of tokens of each row.
         loss_tokens: N.
         critic: whether a critic of the policy's size is trained too.
     """
@@ -53,7 +53,7 @@ def update_flops(model: PreTrainedModel, lengths: Sequence[int], loss_tokens: in
 
 
 class CountingLearner(Learner):
-    """A learner that notes the floating-point operations of each update."""
+    """A learner that records the floating-point operations of each update."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -68,7 +68,7 @@ class CountingLearner(Learner):
 
 
 def time_by_kind(update: Callable[[], object], vocabulary: int) -> dict[str, float]:
-    """Each kind of operation's share of the time that an update spends in operations (of the CPU)."""
+    """The share of an update's CPU time by kind of operation."""
     with profile(record_shapes=True) as profiled:
         update()
     seconds: dict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""Sampling beside transformers' own generate."""
+"""Our sampling compared with transformers' generate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.tokenizer import Codec
 
 
-def beside_generate(model: PreTrainedModel, codec: Codec, contexts: Sequence[tuple[int, ...]],
-                    max_tokens: int) -> list[Measured]:
-    """Greedy tokens a second of our engine and of transformers' generate, for the same contexts and ends.
+def compare_with_generate(model: PreTrainedModel, codec: Codec, contexts: Sequence[tuple[int, ...]],
+                          max_tokens: int) -> list[Measured]:
+    """Greedy tokens per second of our engine and of transformers' generate, for the same contexts and end tokens.
 
-    Ours returns log-probabilities too; generate is asked for tokens alone.
+    Our engine also returns log-probabilities; generate returns tokens only.
     """
     engine = HFEngine(model, codec)
     width = max(map(len, contexts))
@@ -42,7 +42,8 @@ def beside_generate(model: PreTrainedModel, codec: Codec, contexts: Sequence[tup
     agree = sum(a == b for a, b in zip(*made.values(), strict=True)) / len(contexts)
     rates = {name: sum(map(len, made[name])) / min(seconds_of(sample) for _ in range(REPEATS))
              for name, sample in (("turncredit", ours), ("transformers", theirs))}
-    return [Measured(f"greedy turns beside transformers' generate ({len(contexts)} prompts)", name, measure, value)
+    part = f"greedy turns compared with transformers' generate ({len(contexts)} prompts)"
+    return [Measured(part, name, measure, value)
             for name, rate in rates.items() for measure, value in (
                 ("tok/s", rate), ("x transformers", rate / rates["transformers"]), ("% of turns equal", 100 * agree))]
 

@@ -1,4 +1,7 @@
-"""Peers that live in environments of their own: a program of ours, run there, measures both sides in one process."""
+"""Comparisons with programs that need their own Python environment (TRL, vLLM).
+
+One of our modules runs in that environment and measures both sides in one process.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,23 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import turncredit
-from bench.results import Found, Measured, NotMeasured
+from bench.results import Measured, NotMeasured, Result
 from turncredit.errors import ProcessError
+
+# Where the peer's Python finds ``turncredit`` and ``bench``.
+PACKAGES = (Path(turncredit.__file__).resolve().parents[1], Path(__file__).resolve().parents[1])
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer and where it is.
+    """A program to compare with.
 
     Attributes:
-        part: of the benchmark, where the peer is absent.
-        module: our program; its arguments are the clone, the scale and how often to repeat.
-        python: of the peer's environment.
-        remedy: what makes that environment.
-        variables: of the program's environment.
+        part: name of the comparison, shown where the program is not installed.
+        module: our module that runs in its environment; its arguments are the clone, the scale and the repeats.
+        python: the environment's Python.
+        remedy: the command that creates the environment.
+        variables: environment variables of the module's process.
     """
 
     part: str
@@ -36,45 +42,45 @@ class Peer:
 
 def trl(python: Path) -> Peer:
     """TRL's GRPOTrainer."""
-    return Peer("a GRPO step beside TRL's", "bench.vs_trl", python, "make bench",
+    return Peer("GRPO step compared with TRL", "bench.vs_trl", python, "make bench",
                 {"TRL_EXPERIMENTAL_SILENCE": "1"})
 
 
 def vllm(python: Path) -> Peer:
     """vLLM's CPU build."""
-    return Peer("turns beside vLLM's CPU build", "bench.vs_vllm", python, "make test-vllm")
+    return Peer("turns compared with vLLM's CPU build", "bench.vs_vllm", python, "make test-vllm")
 
 
-def measured_by(peer: Peer, root: Path, scale: str, repeats: int, threads: int) -> list[Found]:
-    """What the peer's program measures, or why it cannot.
+def run_peer(peer: Peer, root: Path, scale: str, repeats: int, threads: int) -> list[Result]:
+    """Run a comparison in the peer's environment; one ``NotMeasured`` where that environment does not exist.
 
     Args:
-        peer: whom to ask.
+        peer: the program to compare with.
         root: the clone, with data and base policy of the scale.
         scale: its name.
-        repeats: measurements of each kind; their medians count.
-        threads: of the program, for both sides.
+        repeats: measurements of each kind; the results are their medians.
+        threads: number of threads, for both sides.
 
     Raises:
-        ProcessError: the program failed: the peer cannot run, or does not compute what we compute.
+        ProcessError: the comparison failed: the peer cannot run, or does not compute what we compute.
     """
     if not peer.python.exists():
-        return [NotMeasured(peer.part, f"there is no {peer.python} ({peer.remedy} makes it)")]
+        return [NotMeasured(peer.part, f"{peer.python} does not exist; {peer.remedy} creates it")]
     environment = os.environ | {
-        "PYTHONPATH": str(Path(turncredit.__file__).resolve().parents[1]), "OMP_NUM_THREADS": str(threads),
+        "PYTHONPATH": os.pathsep.join(map(str, PACKAGES)), "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **peer.variables}
     done = subprocess.run([str(peer.python), "-m", peer.module, str(root.resolve()), scale, str(repeats)],
                           env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise ProcessError(f"{peer.part}: {peer.python} -m {peer.module} ended with code {done.returncode}:\n"
-                           f"{_end(done.stderr)}", f"make its environment again: {peer.remedy}")
+        raise ProcessError(f"{peer.part}: {peer.python} -m {peer.module} exited with code {done.returncode}:\n"
+                           f"{_end(done.stderr)}", f"create its environment again: {peer.remedy}")
     return [Measured(*row) for row in json.loads(done.stdout)]
 
 
-def answer(measure: Callable[[Path, str, int], Iterable[Measured]]) -> None:
-    """Be a peer's program: print as JSON what the arguments ask for, and nothing else.
+def run_as_peer(measure: Callable[[Path, str, int], Iterable[Measured]]) -> None:
+    """The main function of a comparison: measures, and prints the results as JSON on standard output.
 
-    What libraries and their child processes print meanwhile goes to standard error.
+    Whatever libraries and their child processes print goes to standard error.
     """
     root, scale, repeats = sys.argv[1:]
     sys.stdout.flush()

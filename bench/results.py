@@ -1,4 +1,4 @@
-"""The numbers of a benchmark: one a row of a file, and as tables."""
+"""Benchmark results: a CSV file of all numbers, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from turncredit.files import atomic
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number: of which part of the benchmark, of what, which measure (its unit in the name)."""
+    """One number.
+
+    Attributes:
+        part: of the benchmark: one table.
+        subject: a row of the table.
+        measure: a column of the table, with its unit.
+        value: the number.
+    """
 
     part: str
     subject: str
@@ -26,25 +33,25 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """A part of the benchmark that this machine cannot measure as it is, and why."""
+    """A part of the benchmark that cannot be measured here, and the reason."""
 
     part: str
     reason: str
 
 
-Found = Measured | NotMeasured
-REPEATS = 5  # of what takes a second; the fastest counts, as disturbances only add
+Result = Measured | NotMeasured
+REPEATS = 5  # of what takes a second; the fastest counts, since other work can only slow it down
 
 
 def with_spread(part: str, subject: str, measure: str, values: Sequence[float]) -> list[Measured]:
-    """The median of repeated measurements, and their quartiles."""
+    """The median and the quartiles of repeated measurements."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return [Measured(part, subject, measure, median(values)), Measured(part, subject, f"{measure}, quartile 1", low),
             Measured(part, subject, f"{measure}, quartile 3", high)]
 
 
-def save(found: Sequence[Found], path: Path) -> None:
-    """Write all numbers as CSV, a row each; what was not measured has its reason as the subject, and no value."""
+def save(found: Sequence[Result], path: Path) -> None:
+    """Write one CSV row per number. A part that was not measured has its reason as the subject, and no value."""
     with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["part", "subject", "measure", "value"])
@@ -53,8 +60,8 @@ def save(found: Sequence[Found], path: Path) -> None:
                             else (one.part, one.subject, one.measure, f"{one.value:.6g}"))
 
 
-def tables(found: Sequence[Found]) -> list[Table | str]:
-    """A table for each part: a row a subject, a column a measure; or a line that says why there is none."""
+def tables(found: Sequence[Result]) -> list[Table | str]:
+    """One table per part (a row per subject, a column per measure), or a line with the reason why there is none."""
     made: list[Table | str] = []
     for part in dict.fromkeys(one.part for one in found):
         made += [f"{part}: not measured: {one.reason}\n"

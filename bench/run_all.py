@@ -1,6 +1,6 @@
-"""Everything, measured in one run, from the base policy, on the threads that a run gets.
+"""Runs all benchmarks, with a scale's base policy and the number of threads of its training runs.
 
-Nothing is written but one CSV: training writes to a temporary folder.
+Training writes to a temporary folder only.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 
 from bench.cases import EXPERIMENT
 from bench.cost import matmul_peak
-from bench.generate import beside_generate
-from bench.peers import Peer, measured_by
-from bench.results import Found, Measured
+from bench.generate import compare_with_generate
+from bench.peers import Peer, run_peer
+from bench.results import Measured, Result
 from bench.retrieval import BATCH, retrieval_rates
 from bench.steps import arm_steps
 from bench.trees import tree_costs
@@ -32,18 +32,18 @@ from turncredit.training.run import set_threads
 from turncredit.training.run_folder import RunPaths
 
 
-def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = ()) -> Iterator[Found]:
-    """Measure everything, a part at a time.
+def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = ()) -> Iterator[Result]:
+    """Measure everything, one part after another.
 
     Args:
-        scale: its experiment ``search`` is measured.
+        scale: the arms of its experiment ``search`` are measured.
         root: the clone, with data, index and base policy of the scale.
-        steps: measured training steps of each arm, and pairs of steps or rollouts beside a peer.
-        peers: whom to be measured beside, as far as they are there.
+        steps: measured training steps of each arm, and pairs of steps or rollouts in each comparison.
+        peers: programs to compare with, where they are installed.
 
     Raises:
         ConfigError: the scale has no search experiment.
-        DataError: no world or no index, or altered ones.
+        DataError: data or index is missing or altered.
         CheckpointError: no base policy.
         RetrieverError: the retriever cannot be reached.
         ProcessError: a peer's program failed.
@@ -63,7 +63,7 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
     yield Measured("machine", "float32 matrix product", "GFLOP/s", peak / 1e9)
     with TemporaryDirectory() as scratch, retriever(paths.index, scale.retriever) as shared:
         for config in configs:
-            with retriever(paths.index, scale.retriever) as search:  # the same server, an empty cache
+            with retriever(paths.index, scale.retriever) as search:  # the same server with an empty cache
                 yield from arm_steps(config, replace(paths, checkpoints=Path(scratch, config.arm)),
                                      {SERVICE: SearchService(search, top_k)}, steps, peak)
         yield from tree_costs(config, paths.policy, shared, questions)
@@ -72,6 +72,7 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
                                    Path(scratch, "index"))
     task = make_task(config.task)
     prompts = [task.start(question, codec.count, codec.cut).reset() for question in questions[:BATCH]]
-    yield from beside_generate(policy, codec, list(map(codec.encode_prompt, prompts)), config.task.max_turn_tokens)
-    for peer in peers:  # last: each has both cores and the memory to itself
-        yield from measured_by(peer, root, scale.name, steps, scale.threads)
+    contexts = list(map(codec.encode_prompt, prompts))
+    yield from compare_with_generate(policy, codec, contexts, config.task.max_turn_tokens)
+    for peer in peers:  # last, when nothing else uses the cores and the memory
+        yield from run_peer(peer, root, scale.name, steps, scale.threads)

@@ -1,4 +1,4 @@
-"""Training steps of each arm, part by part."""
+"""Times of an arm's training steps: rollout, scoring and update."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from turncredit.training.run_folder import RunPaths
 
 def arm_steps(config: RunConfig, paths: RunPaths, services: Mapping[str, Service], steps: int,
               peak: float) -> list[Measured]:
-    """Train an arm for one step and then for ``steps`` measured ones.
+    """Train an arm for one warm-up step and ``steps`` measured ones.
 
     Args:
-        config: the run; its steps and validation are shortened.
-        paths: where data and base policy are; checkpoints go to ``paths.checkpoints``.
-        services: with caches of their own.
-        steps: measured, after the first.
-        peak: FLOP/s that count as 1.
+        config: the run; it is cut to these steps, and does not validate.
+        paths: give data and base policy; checkpoints go to ``paths.checkpoints``.
+        services: services with empty caches.
+        steps: number of measured steps.
+        peak: FLOP/s of this machine (``matmul_peak``).
     """
     training = config.training.model_copy(update={"steps": steps + 1, "validate_every": steps + 1,
                                                   "checkpoint_every": steps + 1})
@@ -46,7 +46,7 @@ def arm_steps(config: RunConfig, paths: RunPaths, services: Mapping[str, Service
         config, make_runner(config, HFEngine(learner.policy, codec), services, codec), estimator, learner,
         read_split(paths.data, "train", config.train_on), read_split(paths.data, "validation", config.train_on)[:16],
         paths.checkpoints, "bench", StopRequest())
-    rows: Any = trainer.train(Progress(started=now())).rows[2:]  # without validation and the first step
+    rows: Any = trainer.train(Progress(started=now())).rows[2:]  # without the first validation and the warm-up step
     found = {f"{part} s": [row[f"seconds_{part}"] for row in rows] for part in ("rollout", "scoring", "update")}
     found["step s"] = [sum(times) for times in zip(*found.values(), strict=True)]
     found["sampled tok/s"] = [row["tokens_sampled"] / row["seconds_rollout"] for row in rows]

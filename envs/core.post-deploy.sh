@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
-# Snakemake runs this in the conda environment it made (--software-deployment-method conda), from the clone.
+# Snakemake runs this from the clone, in each conda environment that it makes (--software-deployment-method conda).
 set -euo pipefail
 pip install --quiet --no-deps --no-build-isolation -e .

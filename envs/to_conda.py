@@ -1,7 +1,7 @@
-"""Write envs/<name>.yaml (conda) from envs/<name>.txt (pip): the same pins, for clusters that use conda.
+"""Write the conda environments envs/<name>.yaml with the pins of envs/<name>.txt, for clusters that use conda.
 
     python envs/to_conda.py            write them
-    python envs/to_conda.py --check    exit 1 if one differs
+    python envs/to_conda.py --check    exit with 1 if one differs
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NAMES = ("core", "retrieval", "gpu")
 
 
 def conda(name: str) -> str:
-    """The conda environment of ``<name>.txt``: conda brings Python, pip every pinned package."""
+    """The conda environment of ``<name>.txt``: conda installs Python, pip installs every pinned package."""
     pins = [line for line in (ENVS / f"{name}.txt").read_text().split("\n") if line and not line.startswith("#")]
     head = (f"# Made from {name}.txt by envs/to_conda.py.\nname: turncredit-{name}\n"
             "channels: [conda-forge, nodefaults]\n")
@@ -29,4 +29,4 @@ if __name__ == "__main__":
         for name in differ:
             (ENVS / f"{name}.yaml").write_text(conda(name))
     elif differ:
-        sys.exit(f"envs: {', '.join(differ)}.yaml differ from their .txt: run python envs/to_conda.py")
+        sys.exit(f"envs: {', '.join(differ)}.yaml differ from their .txt; run python envs/to_conda.py")

@@ -1,7 +1,7 @@
-"""A SLURM of one machine: munge, accounting, a controller, and two nodes with made-up GPUs.
+"""A SLURM cluster on this machine: munge, accounting, a controller, and two nodes with fake GPUs.
 
-All daemons are this process's children, in the foreground, at free ports of 127.0.0.1, and every process of the
-cluster carries ``MARK`` in its environment, so that none is left behind unseen. Written for Debian's packages, as root.
+All daemons are children of this process and use free ports of 127.0.0.1. Every process of the cluster has ``MARK`` in
+its environment, so that a process that is left behind is found. Needs root and Debian's packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from filelock import FileLock
 
 MARK = "TURNCREDIT_TEST_CLUSTER"
-CONF = Path("/etc/slurm/slurm.conf")  # the executor's inner srun sees no SLURM_CONF
+CONF = Path("/etc/slurm/slurm.conf")  # SLURM_CONF does not reach the executor's inner srun
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "mariadb-server")
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "slurmdbd", "munged", "mariadbd", "mariadb-install-db")
 NODES, CPUS, GPUS, MEMORY_MB = ("n1", "n2"), 3, 8, 32000
@@ -31,15 +31,15 @@ ACCOUNT, QOS = "turncredit-test", "patient"
 
 
 def why_not() -> str | None:
-    """Why no cluster can be made here, after trying to install what it needs; None if it can."""
+    """The reason why no cluster can be started here, after trying to install its packages; None if it can."""
     if os.geteuid() != 0:
-        return "the daemons of a SLURM are started by root only"
+        return "only root can start the daemons of SLURM"
     if CONF.exists() and not _is_ours(CONF):
-        return f"{CONF}: this machine belongs to a SLURM of its own"
+        return f"{CONF}: this machine already belongs to a SLURM cluster"
     if all(map(shutil.which, PROGRAMS)):
         return None
     if not shutil.which("apt-get"):
-        return "no apt-get, and these are not installed: " + ", ".join(p for p in PROGRAMS if not shutil.which(p))
+        return "no apt-get to install " + ", ".join(p for p in PROGRAMS if not shutil.which(p))
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # services are not started
     for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
         done = subprocess.run(["apt-get", "-q", *command], env=quiet, text=True, stdin=subprocess.DEVNULL,
@@ -50,7 +50,7 @@ def why_not() -> str | None:
 
 
 def _is_ours(conf: Path) -> bool:
-    """Whether a test's cluster left this link behind."""
+    """Whether a cluster of these tests made this link."""
     return conf.is_symlink() and MARK in os.readlink(conf)
 
 
@@ -80,8 +80,8 @@ class Cluster:
     """A running cluster.
 
     Attributes:
-        root: its files; a short path, as it holds a socket.
-        environment: what a process needs so that it, and all that it starts, belong to the cluster.
+        root: its files; a short path, because of the length limit of socket paths.
+        environment: variables that make a process, and all that it starts, use the cluster.
     """
 
     root: Path
@@ -92,24 +92,24 @@ class Cluster:
         return {MARK: str(self.root), "SLURM_CONF": str(self.root / "slurm.conf")}
 
     def run(self, *command: str) -> str:
-        """What one of SLURM's commands prints."""
+        """The output of a SLURM command."""
         done = subprocess.run(command, env=os.environ | self.environment, text=True, capture_output=True,
                               stdin=subprocess.DEVNULL, timeout=60, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr or done.stdout}"
         return done.stdout
 
     def jobs(self) -> list[dict[str, str]]:
-        """Every job that SLURM remembers, as `scontrol show job` tells it, oldest first."""
+        """Every job that SLURM remembers, as `scontrol show job` prints it, oldest first."""
         lines = self.run("scontrol", "--oneliner", "show", "job").splitlines()
         found = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in lines if line.startswith("JobId=")]
         return sorted(found, key=lambda job: int(job["JobId"]))
 
     def queue(self) -> list[str]:
-        """Ids of all jobs that wait or run."""
+        """Ids of all pending and running jobs."""
         return self.run("squeue", "--noheader", "--format=%i").split()
 
     def start(self) -> None:
-        """Bring it up, daemon by daemon."""
+        """Start all daemons."""
         _write_configuration(self.root)
         self._daemon("munged", "--foreground", "--force", f"--key-file={self.root}/munge.key",
                      f"--socket={self.root}/munge.socket", f"--pid-file={self.root}/munged.pid",
@@ -160,10 +160,10 @@ class Cluster:
                                                   stdin=subprocess.DEVNULL, start_new_session=True, text=True))
 
     def stop(self) -> dict[int, str]:
-        """Take it down.
+        """Stop all jobs and daemons.
 
         Returns:
-            Processes that did not end by themselves, and so were killed: pid -> command line.
+            Processes that had to be killed: pid -> command line.
         """
         daemons = {daemon.pid for daemon in self._daemons}
         if any(daemon.args[0] == "slurmctld" for daemon in self._daemons):
@@ -198,9 +198,9 @@ def _kill(pid: int) -> None:
 
 @contextmanager
 def running() -> Iterator[Cluster]:
-    """A cluster while the block runs; afterwards none of its processes is left, and none had to be killed.
+    """A cluster while the block runs. Afterwards none of its processes is left, and none had to be killed.
 
-    There is one on a machine at a time, as there is one ``CONF``; a second one waits.
+    A machine runs one at a time, because there is one ``CONF``; a second one waits.
     """
     with FileLock(Path(tempfile.gettempdir()) / f"{MARK}.lock", timeout=7200):
         cluster = Cluster(Path(tempfile.mkdtemp(prefix=f"{MARK}-")))
@@ -226,7 +226,7 @@ def _write_configuration(root: Path) -> None:
         (root / name).mkdir()
     (root / "munge.key").write_bytes(os.urandom(1024))
     (root / "munge.key").chmod(0o400)
-    for index in range(GPUS):  # character devices like /dev/null: SLURM wants devices
+    for index in range(GPUS):  # SLURM requires device files: these are like /dev/null
         os.mknod(root / f"gpu{index}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     host = socket.gethostname().split(".")[0]
     controller, accounting, database, *nodes = _free_ports(3 + len(NODES))

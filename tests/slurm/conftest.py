@@ -1,4 +1,4 @@
-"""A cluster of this machine, and clones whose jobs run on it."""
+"""Fixtures: a SLURM cluster on this machine, and clones whose jobs run on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.slurm.cluster import ACCOUNT, QOS, Cluster, running, why_not
 from tests.workflow.conftest import Clone, make_clone
 
-# Asks for GPUs where the profile would not, since scale smoke runs on a CPU.
+# Requests GPUs, which the profile does not at scale smoke, so that the tests can see them requested.
 SITE = f"""
 account: {ACCOUNT}
 qos: {QOS}
@@ -34,8 +34,8 @@ needs:
 FRESH = ("--config", "scale=smoke", "runs=fresh")
 
 
-def heed_interrupts() -> None:
-    """Of a new process: tests that run in a shell's background were told to ignore SIGINT, and would pass that on."""
+def restore_interrupts() -> None:
+    """Let a new process receive SIGINT: it would inherit that tests in a shell's background ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -52,18 +52,18 @@ class SlurmClone:
 
     @property
     def log(self) -> Path:
-        """What the last call of Snakemake printed."""
+        """The output of the last Snakemake call."""
         return self.root / "snakemake.log"
 
     @contextmanager
     def snakemake(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """`snakemake --profile slurm ARGUMENTS` while the block runs; it is interrupted if it has not ended then."""
+        """Run `snakemake --profile slurm ARGUMENTS` during the block, and interrupt it at its end."""
         command = [sys.executable, "-m", "snakemake", "--profile", "slurm", *arguments,
                    "--slurm-init-seconds-before-status-checks", "3", "--latency-wait", "20"]
         with self.log.open("w") as log, subprocess.Popen(
                 command, cwd=self.root, text=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env=os.environ | self.cluster.environment | {"OMP_NUM_THREADS": "1"},
-                preexec_fn=heed_interrupts) as process:
+                preexec_fn=restore_interrupts) as process:
             try:
                 yield process
             finally:
@@ -72,7 +72,7 @@ class SlurmClone:
                     process.wait(timeout=120)
 
     def finish(self, *arguments: str, timeout_s: float = 3600) -> str:
-        """A call that must succeed; what it printed."""
+        """The output of a call that must succeed."""
         with self.snakemake(*arguments) as process:
             assert process.wait(timeout=timeout_s) == 0, self.log.read_text()
         return self.log.read_text()
@@ -87,7 +87,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def on(cluster: Cluster, root: Path) -> SlurmClone:
-    """A new clone at ``root``, for that cluster."""
+    """A new clone at ``root`` whose jobs run on the cluster."""
     clone = make_clone(root)
     (root / "profiles" / "slurm" / "site.yaml").write_text(SITE)
     return SlurmClone(clone, cluster)
@@ -95,7 +95,7 @@ def on(cluster: Cluster, root: Path) -> SlurmClone:
 
 @pytest.fixture(scope="session")
 def finished(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClone]:
-    """A clone in which the whole of scale smoke was made on the cluster, in one call."""
+    """A clone in which one call ran all of scale smoke on the cluster."""
     made = on(cluster, tmp_path_factory.mktemp("slurm") / "clone")
     made.finish("all", *FRESH)
     yield made
@@ -103,6 +103,6 @@ def finished(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def copied(finished: SlurmClone, root: Path, *, without: Sequence[str] = ()) -> SlurmClone:
-    """A copy of a finished clone, times and all, ``without`` some of what was made."""
+    """A copy of a finished clone with its file times, ``without`` some folders."""
     shutil.copytree(finished.root, root, symlinks=True, ignore=shutil.ignore_patterns("server", *without))
     return SlurmClone(Clone(root), finished.cluster)

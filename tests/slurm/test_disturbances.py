@@ -1,8 +1,8 @@
-"""Training runs that are killed, cancelled, out of time, put back or on a drained node, and a rule that fails.
+"""Training runs that are killed, cancelled, out of time, requeued or on a drained node, and a rule that fails.
 
-One call of Snakemake, in a copy of the finished clone whose runs are longer, meets all of them at once: each run is
-stopped (SIGSTOP) as soon as it has a checkpoint, so that it cannot end before it was disturbed. A second call is
-interrupted, and a third one finishes what is left.
+All of this happens during one call of Snakemake, in a copy of the finished clone with longer runs. Each run is stopped
+(SIGSTOP) as soon as it has a checkpoint, so that it cannot finish before it is disturbed. A second call is interrupted,
+and a third call finishes the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from turncredit.files import sha256
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 LONGER = "{steps: 12, tokens_per_step: 300, group_size: 4, validate_every: 12, checkpoint_every: 2}"
 KILLED, CANCELLED, OVERTIME, REQUEUED, LOCKED = "MT-PPO", "GRPO-OR", "PPO-MR", "PPO-OR", "GRPO-MR"
-STAYS = "MT-GRPO"  # on the node that is drained
+STAYS = "MT-GRPO"  # runs on the node that is drained
 DISTURBED = (KILLED, CANCELLED, OVERTIME, REQUEUED, STAYS)
 
 
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def pid(self) -> int:
-        """The process that trains, or trained last."""
+        """The process that trains, or the last one that did."""
         pid = json.loads((self.checkpoints / "lock.json").read_text())["pid"]
         assert isinstance(pid, int)
         return pid
@@ -70,7 +70,7 @@ class Run:
         return found
 
     def result(self) -> tuple[str, pd.DataFrame]:
-        """Its final weights' hash, and its metrics but for the times."""
+        """The hash of its final weights, and its metrics without times."""
         rows = pd.read_csv(self.on.root / self.metrics)
         timeless = rows[[name for name in rows if name != "wall_s" and not name.startswith("seconds_")]]
         return sha256(self.checkpoints / "final" / "model.safetensors"), timeless
@@ -96,7 +96,7 @@ def stop_each(runs: list[Run]) -> None:
 
 
 def warned(run: Run) -> bool:
-    """Whether SIGUSR1 waits for a stopped run, or SLURM woke it too, and it has ended."""
+    """Whether SIGUSR1 is pending for a stopped run, or the run has ended because SLURM also sent SIGCONT."""
     try:
         status = Path(f"/proc/{run.pid}/status").read_text()
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def warned(run: Run) -> bool:
 
 @pytest.fixture(scope="module")
 def longer(finished: SlurmClone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClone]:
-    """The finished clone without its runs, which are to be longer."""
+    """The finished clone without its runs, configured for longer runs."""
     clone = copied(finished, tmp_path_factory.mktemp("disturbed") / "clone", without=("results", "checkpoints"))
     path = clone.root / "config" / "smoke.yaml"
     written, count = re.subn(r"(training: &training) \{.*\}", rf"\1 {LONGER}", path.read_text())
@@ -121,7 +121,7 @@ def longer(finished: SlurmClone, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def undisturbed(longer: SlurmClone, tmp_path_factory: pytest.TempPathFactory) -> SlurmClone:
-    """The same runs, without a cluster and without disturbance."""
+    """The same runs, without cluster and without disturbance."""
     quiet = copied(longer, tmp_path_factory.mktemp("undisturbed") / "clone")
     for arm in (*DISTURBED, LOCKED):
         command = [str(Path(sys.executable).with_name("turncredit")), "train", "--scale", "smoke",
@@ -133,16 +133,16 @@ def undisturbed(longer: SlurmClone, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @dataclass(frozen=True)
-class Story:
-    """What was seen during the calls.
+class Observed:
+    """Observations during the three calls.
 
     Attributes:
-        clone: where they were made.
-        first: what the first call printed.
-        first_code: its exit code.
+        clone: the clone of the calls.
+        first: output of the first call.
+        first_code: exit code of the first call.
         stayed_on: the node that was drained.
-        interrupted_queue: ids of jobs in the queue after the second call was interrupted.
-        third: what the third call printed.
+        interrupted_queue: ids of the queued jobs after the second call was interrupted.
+        third: output of the third call.
     """
 
     clone: SlurmClone
@@ -157,7 +157,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Story:
+def observed(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Observed:
     runs = {arm: Run(longer, arm) for arm in (*DISTURBED, LOCKED)}
     targets = [run.metrics for run in runs.values()]
     locked = runs[LOCKED].checkpoints
@@ -173,8 +173,8 @@ def story(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Stor
         cluster.run("scancel", runs[CANCELLED].jobs[0]["JobId"])
         signal_run(runs[KILLED], signal.SIGKILL)
         signal_run(runs[STAYS], signal.SIGCONT)
-        until(lambda: runs[REQUEUED].jobs[0]["JobState"] == "PENDING", within_s=60, what="a job is put back")
-        cluster.run("scontrol", "update", f"JobId={requeued}", "StartTime=now")  # else SLURM waits for two minutes
+        until(lambda: runs[REQUEUED].jobs[0]["JobState"] == "PENDING", within_s=60, what="a job is requeued")
+        cluster.run("scontrol", "update", f"JobId={requeued}", "StartTime=now")  # SLURM would wait for two minutes
         overtime = runs[OVERTIME].jobs[0]
         hours, minutes, _ = map(int, overtime["RunTime"].split(":"))
         cluster.run("scontrol", "update", f"JobId={overtime['JobId']}", f"TimeLimit={60 * hours + minutes + 2}")
@@ -192,57 +192,57 @@ def story(longer: SlurmClone, undisturbed: SlurmClone, cluster: Cluster) -> Stor
         call.wait(timeout=120)
         queue = cluster.queue()
     third = longer.finish(*targets, *FRESH)
-    return Story(longer, first, code, stayed_on, queue, third)
+    return Observed(longer, first, code, stayed_on, queue, third)
 
 
 @pytest.mark.parametrize("arm", [*DISTURBED, LOCKED])
 def test_a_disturbed_run_ends_with_the_bits_of_an_undisturbed_one(
-        story: Story, undisturbed: SlurmClone, arm: str) -> None:
-    weights, rows = story.run(arm).result()
+        observed: Observed, undisturbed: SlurmClone, arm: str) -> None:
+    weights, rows = observed.run(arm).result()
     expected_weights, expected_rows = Run(undisturbed, arm).result()
     pd.testing.assert_frame_equal(rows, expected_rows, check_exact=True)
     assert weights == expected_weights
-    assert bool(story.run(arm).manifest["resumed_from"]) == (arm != STAYS)
+    assert bool(observed.run(arm).manifest["resumed_from"]) == (arm != STAYS)
 
 
-def test_a_killed_run_is_submitted_again_with_more_time(story: Story) -> None:
-    first, second = story.run(KILLED).jobs
+def test_a_killed_run_is_submitted_again_with_more_time(observed: Observed) -> None:
+    first, second = observed.run(KILLED).jobs
     assert (first["JobState"], second["JobState"]) == ("FAILED", "COMPLETED")
     assert (first["TimeLimit"], second["TimeLimit"]) == ("01:40:00", "03:20:00")
 
 
-def test_a_cancelled_job_is_submitted_again(story: Story) -> None:
-    assert [job["JobState"] for job in story.run(CANCELLED).jobs] == ["CANCELLED", "COMPLETED"]
+def test_a_cancelled_job_is_submitted_again(observed: Observed) -> None:
+    assert [job["JobState"] for job in observed.run(CANCELLED).jobs] == ["CANCELLED", "COMPLETED"]
 
 
-def test_a_run_that_is_nearly_out_of_time_saves_and_is_submitted_again(story: Story) -> None:
-    first, second = story.run(OVERTIME).jobs
+def test_a_run_that_is_nearly_out_of_time_saves_and_is_submitted_again(observed: Observed) -> None:
+    first, second = observed.run(OVERTIME).jobs
     assert first["JobState"] in ("FAILED", "TIMEOUT")
     assert (second["TimeLimit"], second["JobState"]) == ("03:20:00", "COMPLETED")
-    assert "stopped by SIGUSR1; saved" in story.first
+    assert "stopped by SIGUSR1; saved" in observed.first
 
 
-def test_a_job_that_slurm_puts_back_goes_on_as_the_same_job(story: Story) -> None:
-    only, = story.run(REQUEUED).jobs
+def test_a_job_that_slurm_requeues_resumes_as_the_same_job(observed: Observed) -> None:
+    only, = observed.run(REQUEUED).jobs
     assert (only["JobState"], only["Restarts"]) == ("COMPLETED", "1")
 
 
-def test_a_drained_node_ends_its_job_and_gets_no_other(story: Story) -> None:
-    only, = story.run(STAYS).jobs
-    assert (only["JobState"], only["NodeList"]) == ("COMPLETED", story.stayed_on)
-    other, = set(NODES) - {story.stayed_on}
-    assert story.run(REQUEUED).jobs[-1]["NodeList"] == other
+def test_a_drained_node_ends_its_job_and_gets_no_other(observed: Observed) -> None:
+    only, = observed.run(STAYS).jobs
+    assert (only["JobState"], only["NodeList"]) == ("COMPLETED", observed.stayed_on)
+    other, = set(NODES) - {observed.stayed_on}
+    assert observed.run(REQUEUED).jobs[-1]["NodeList"] == other
 
 
-def test_a_failing_rule_shows_its_log_and_leaves_the_rest_running(story: Story) -> None:
-    assert story.first_code != 0
-    assert "another run writes here" in story.first or "another process writes this run" in story.first
-    assert "held by the test" in story.first
-    failed = [job["JobState"] for job in story.run(LOCKED).jobs]
-    assert failed[:2] == ["FAILED", "FAILED"], "it is tried as often as the call says"
+def test_a_failing_rule_shows_its_log_and_leaves_the_rest_running(observed: Observed) -> None:
+    assert observed.first_code != 0
+    assert "another run writes here" in observed.first or "another process writes this run" in observed.first
+    assert "held by the test" in observed.first
+    failed = [job["JobState"] for job in observed.run(LOCKED).jobs]
+    assert failed[:2] == ["FAILED", "FAILED"], "it is retried as often as the call says"
 
 
-def test_an_interrupted_call_cancels_its_jobs_and_the_next_one_goes_on(story: Story) -> None:
-    assert story.interrupted_queue == []
-    assert [job["JobState"] for job in story.run(LOCKED).jobs][2:] == ["CANCELLED", "COMPLETED"]
-    assert "1 of 1 steps (100%) done" in story.third
+def test_an_interrupted_call_cancels_its_jobs_and_the_next_one_finishes(observed: Observed) -> None:
+    assert observed.interrupted_queue == []
+    assert [job["JobState"] for job in observed.run(LOCKED).jobs][2:] == ["CANCELLED", "COMPLETED"]
+    assert "1 of 1 steps (100%) done" in observed.third

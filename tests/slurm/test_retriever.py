@@ -1,4 +1,4 @@
-"""The retrieval server as a job of its own: shared by runs, outliving one that is killed, gone after the last."""
+"""The retrieval server as a cluster job: runs share it, it outlives a killed run, and it ends after its last user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ retriever:
 
 
 def servers(clone: SlurmClone) -> list[dict[str, str]]:
-    """The server's jobs in a clone."""
+    """The jobs of a clone that run the server."""
     return [job for job in clone.cluster.jobs()
             if (job["WorkDir"], job["JobName"]) == (str(clone.root), "turncredit-retriever")]
 

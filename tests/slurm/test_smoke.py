@@ -1,4 +1,4 @@
-"""The whole workflow at scale smoke as batch jobs: what SLURM was asked for, and what came of it."""
+"""The whole workflow at scale smoke as SLURM jobs: the resources that were requested, and the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turncredit.reporting.catalogue import FIGURES, TABLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
-# Rule or group -> minutes of each of its jobs, MB, GPUs: profiles/slurm/config.yaml and conftest.SITE by hand.
+# Rule or group -> minutes of each of its jobs, MB, GPUs: worked out by hand from profiles/slurm/config.yaml and SITE.
 ASKED = {
     "world": ([30], 4000, 0),
     "build_index": ([30], 4000, 0),
@@ -33,7 +33,7 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def jobs(cluster: Cluster, finished: SlurmClone) -> dict[str, list[dict[str, str]]]:
-    """Rule or group -> its jobs, as SLURM saw them."""
+    """Rule or group -> its jobs, as SLURM reports them."""
     found: dict[str, list[dict[str, str]]] = {}
     for job in cluster.jobs():
         if job["WorkDir"] == str(finished.root):

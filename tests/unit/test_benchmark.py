@@ -1,4 +1,4 @@
-"""What the benchmark counts is what is computed, and the shapes it compares are the ones it says."""
+"""The benchmark counts the operations that torch counts, and compares episodes of the shapes it names."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
+from bench.__main__ import app
 from bench.cost import matmul_peak, time_by_kind, update_flops
-from bench.generate import beside_generate
+from bench.generate import compare_with_generate
 from bench.results import Measured, save, tables
 from bench.steps import arm_steps
 from bench.trees import CHAINS, LEAVES, TREE, SearchingTask, shapes
 from tests import small_run
 from tests.models import tiny_policy
-from turncredit.cli.main import app
 from turncredit.credit.rows import rows_of
 from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy, token_logprobs
@@ -89,7 +89,7 @@ def test_both_engines_sample_the_same_turns(root: Path) -> None:
     codec = Codec.load(policy)
     contexts = [codec.encode_prompt([{"role": "user", "content": q.question}])
                 for q in small_run.questions("train", 6)] + [codec.encode_observation("gold" * 9)]
-    measured = beside_generate(load_policy(policy), codec, contexts, 12)
+    measured = compare_with_generate(load_policy(policy), codec, contexts, 12)
     assert {m.value for m in measured if m.measure == "% of turns equal"} == {100.0}
 
 
@@ -119,7 +119,7 @@ def test_tables_and_file_hold_every_number(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "config").symlink_to(Path(__file__).parents[2] / "config")
-    found = CliRunner().invoke(app, ["bench", "--root", str(tmp_path), "--scale", "smoke"])
+    found = CliRunner().invoke(app, ["--root", str(tmp_path), "--scale", "smoke"])
     assert found.exit_code == 2
     assert str(tmp_path / "data" / "smoke") in found.output
     assert "snakemake" in found.output

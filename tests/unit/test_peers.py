@@ -1,4 +1,4 @@
-"""A peer is measured in its own environment, or its absence is said; what is played beside it has the shape it says."""
+"""Comparisons run in the peer's environment or report that it is missing; their episodes have the stated shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bench import peers
-from bench.cases import GROUP, QUESTIONS, TURN_TOKENS, Case, Ours, Setting, cases
+from bench.cases import GROUP, QUESTIONS, TURN_TOKENS, Case, OurSteps, Setting, cases
 from bench.results import Measured, NotMeasured, save, tables, with_spread
 from tests import small_run
 from turncredit.errors import ConfigError, ProcessError
@@ -57,7 +57,7 @@ def test_episodes_have_the_shape_that_the_case_says(paths: RunPaths, case: Case)
 
 def test_our_steps_are_the_training_loops_and_leave_the_policy_as_it_is(paths: RunPaths) -> None:
     given = setting(cases(3)[0], paths)
-    ours = Ours(given)
+    ours = OurSteps(given)
     spent = [ours.step() for _ in range(2)]
     assert [one.tokens for one in spent] == [QUESTIONS * GROUP * TURN_TOKENS] * 2
     assert min(min(one.sampling_s, one.update_s) for one in spent) > 0
@@ -82,7 +82,7 @@ def python(tmp_path: Path, script: str) -> peers.Peer:
 
 
 def test_an_absent_environment_is_said_and_how_to_make_it(tmp_path: Path) -> None:
-    [found] = peers.measured_by(peers.vllm(tmp_path / "no" / "python"), tmp_path, "mini", 3, 1)
+    [found] = peers.run_peer(peers.vllm(tmp_path / "no" / "python"), tmp_path, "mini", 3, 1)
     assert isinstance(found, NotMeasured)
     assert str(tmp_path / "no" / "python") in found.reason
     assert "make test-vllm" in found.reason
@@ -96,14 +96,14 @@ def test_an_absent_environment_is_said_and_how_to_make_it(tmp_path: Path) -> Non
 def test_a_program_gets_its_arguments_its_threads_and_this_code(tmp_path: Path) -> None:
     peer = python(tmp_path, """echo noise >&2
 echo "[[\\"$*\\", \\"$OMP_NUM_THREADS $OF_THE_PEER\\", \\"$PYTHONPATH\\", 2.5]]" """)
-    source = str(Path(peers.turncredit.__file__).parents[1])
-    assert peers.measured_by(peer, tmp_path, "mini", 7, 2) == [
+    source = os.pathsep.join(str(ROOT / folder) for folder in ("src", ""))
+    assert peers.run_peer(peer, tmp_path, "mini", 7, 2) == [
         Measured(f"-m {peer.module} {tmp_path.resolve()} mini 7", "2 yes", source, 2.5)]
 
 
 def test_a_program_that_fails_ends_the_benchmark_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match=r"code 3:\nlosses 1 and 2"):
-        peers.measured_by(python(tmp_path, "echo losses 1 and 2 >&2; exit 3"), tmp_path, "mini", 3, 1)
+        peers.run_peer(python(tmp_path, "echo losses 1 and 2 >&2; exit 3"), tmp_path, "mini", 3, 1)
 
 
 def test_a_program_prints_its_numbers_and_nothing_else() -> None:
@@ -115,10 +115,10 @@ def measure(root, scale, repeats):
     print("a library's remark")
     subprocess.run(["echo", "its child's"], check=True)
     return [Measured(str(root), scale, "n", repeats)]
-peers.answer(measure)
+peers.run_as_peer(measure)
 """
     done = subprocess.run([sys.executable, "-c", program, "/clone", "mini", "3"], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=True)
+                          cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=True)
     assert done.stdout == '[["/clone", "mini", "n", 3]]'
     assert sorted(done.stderr.splitlines()) == ["a library's remark", "its child's"]
 
@@ -132,7 +132,7 @@ import json, sys, torch
 from dataclasses import astuple, replace
 from pathlib import Path
 from tests import small_run
-from bench import vs_trl as beside_trl
+from bench import vs_trl
 from bench.cases import cases
 from turncredit.training.run_folder import RunPaths
 torch.set_num_threads(1)
@@ -140,8 +140,8 @@ root, config = Path(sys.argv[1]), small_run.config("chains", micro_batch_tokens=
 config = config.model_copy(update={"task": config.task.model_copy(update={"max_context_tokens": 256})})
 small_run.make_world(root)
 kinds, paths = cases(3), RunPaths.under(root, config)
-same = [one for case in kinds for one in beside_trl.same_update(case, config, paths)]
-timed = [one for case in kinds for one in beside_trl.both_step(case, config, paths, 2)]
+same = [one for case in kinds for one in vs_trl.same_update(case, config, paths)]
+timed = [one for case in kinds for one in vs_trl.both_step(case, config, paths, 2)]
 print(json.dumps([[astuple(one) for one in same], [astuple(one) for one in timed]]))
 """
 

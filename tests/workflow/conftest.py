@@ -1,4 +1,4 @@
-"""A clone to try the workflow in: the tracked files alone, so that no leftover of this folder is used."""
+"""A clone to run the workflow in. It has the tracked files only, so that no leftover of this folder is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Clone:
-    """A copy of the tracked files, and the Python whose packages it is tried with."""
+    """A copy of the tracked files, and the Python that runs Snakemake there."""
 
     root: Path
     python: Path = Path(sys.executable)
@@ -28,7 +28,7 @@ class Clone:
         return self.run(str(self.python), "-m", "snakemake", "--cores", "2", *arguments, check=check)
 
     def run(self, *command: str, check: bool = True, timeout_s: float = 800) -> subprocess.CompletedProcess[str]:
-        """Run a command there; with ``check`` a failure shows its output."""
+        """Run a command there; with ``check`` it must succeed."""
         done = subprocess.run(command, cwd=self.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               stdin=subprocess.DEVNULL, timeout=timeout_s, check=False,
                               env=os.environ | {"OMP_NUM_THREADS": "1"})
@@ -36,7 +36,7 @@ class Clone:
         return done
 
     def jobs(self, *arguments: str) -> dict[str, int]:
-        """What a dry run would do: rule -> number of jobs, targets without work of their own left out."""
+        """The jobs of a dry run: rule -> number of jobs, without the targets ``all`` and ``search``."""
         output = self.snakemake(*arguments, "--dry-run", "--quiet", "rules").stdout
         counted = {name: int(count) for name, count in re.findall(r"^(\w+) +(\d+)$", output, re.MULTILINE)}
         return {name: count for name, count in counted.items() if name not in ("total", "all", "search")}
@@ -48,7 +48,7 @@ def clone(tmp_path: Path) -> Clone:
 
 
 def make_clone(root: Path) -> Clone:
-    """Copy the tracked files (as they stand now) to ``root``."""
+    """Copy the tracked files, with uncommitted edits, to ``root``."""
     listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True)
     for name in listed.stdout.split("\0"):
         source = ROOT / name
@@ -60,7 +60,7 @@ def make_clone(root: Path) -> Clone:
 
 @pytest.fixture
 def ship(clone: Clone) -> Callable[..., None]:
-    """Put (empty) shipped runs of experiments into the clone."""
+    """Put empty shipped runs of experiments into the clone."""
 
     def put(*experiments: str, scale: str = "mini") -> None:
         for experiment in experiments:
@@ -70,7 +70,7 @@ def ship(clone: Clone) -> Callable[..., None]:
 
 
 def touch(folder: Path) -> None:
-    """Empty collected files in ``folder``."""
+    """Make empty collected files in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("metrics.csv", "evaluation.csv.gz", "manifests.json"):
         (folder / name).touch()

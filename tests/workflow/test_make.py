@@ -1,12 +1,14 @@
-"""The commands of the Makefile: what they ask for, and what they do not do twice."""
+"""The Makefile and the script of continuous integration: what each command runs, and how failures are reported."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.workflow.conftest import ROOT, Clone
 
@@ -47,10 +49,69 @@ def test_reproduce_trains_search_afresh_from_three_seeds(installed: Clone) -> No
     assert "turncredit headline --scale mini" in command
 
 
-def test_ci_runs_the_linters_and_the_tests() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert "make lint test" in script.read_text()
+def stub(clone: Clone, name: str, script: str) -> None:
+    """A program of the clone's environment that notes each call and then runs a shell script."""
+    path = clone.root / ".venv" / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\necho "{name} $*" >> calls\n{script}\n')
+    path.chmod(0o755)
+
+
+def calls(clone: Clone) -> list[str]:
+    return (clone.root / "calls").read_text().splitlines()
+
+
+def test_all_parts_of_the_tests_run_though_the_first_fails_and_the_end_names_it(installed: Clone) -> None:
+    stub(installed, "pytest", 'case "$*" in *--ignore*) exit 1;; esac')
+    done = installed.run("make", "test", check=False)
+    assert done.returncode != 0
+    ignoring, cluster, *kernels = calls(installed)
+    assert "--ignore=tests/distributed --ignore=tests/slurm" in ignoring
+    assert cluster == "pytest -q tests/distributed tests/slurm"
+    assert len(kernels) == 4
+    assert all("-m numeric" in call for call in kernels)
+    assert "make: test: failed: test-parallel\n" in done.stdout
+    assert "test-cluster" not in done.stdout.split("make: test: failed")[1]
+
+
+def test_the_tests_pass_if_all_parts_do(installed: Clone) -> None:
+    stub(installed, "pytest", "exit 0")
+    assert installed.run("make", "test").stdout.endswith("make: test: all passed\n")
+
+
+def test_each_kernel_is_tried_though_one_fails(installed: Clone) -> None:
+    stub(installed, "pytest", 'echo "$ATEN_CPU_CAPABILITY$MKL_CBWR$ONEDNN_MAX_CPU_ISA" >> kernels\ntest -z "$MKL_CBWR"')
+    done = installed.run("make", "test-kernels", check=False)
+    assert done.returncode != 0
+    assert (installed.root / "kernels").read_text().split() == ["default", "avx2", "COMPATIBLE", "AVX2"]
+    assert "make: test-kernels: failed: MKL_CBWR=COMPATIBLE\n" in done.stdout
+
+
+@pytest.mark.parametrize(("broken", "says"), [
+    ("", "ci: all passed"), ("ruff", "ci: failed: lint"), ("pytest", "ci: failed: test"),
+    ("ruff pytest", "ci: failed: lint test")])
+def test_ci_runs_the_linters_and_the_tests_and_names_what_failed(installed: Clone, broken: str, says: str) -> None:
+    for name in ("ruff", "mypy", "snakefmt", "snakemake", "pytest"):
+        stub(installed, name, "exit 1" if name in broken.split() else "exit 0")
+    done = installed.run(".ci/run", check=False)
+    assert done.stdout.splitlines()[-1] == says
+    assert (done.returncode == 0) is (not broken)
+    assert any(call.startswith("pytest") for call in calls(installed))
+
+
+def test_forges_run_the_same_script_on_pinned_actions() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    job, = workflow["jobs"].values()
+    assert job["steps"][-1] == {"run": ".ci/run"}
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action) for action in used)
+
+
+def test_help_lists_every_command(clone: Clone) -> None:
+    listed = re.findall(r"^  make (\S+)", clone.run("make", "help").stdout, re.MULTILINE)
+    phony = re.search(r"^\.PHONY:((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    assert sorted(listed) == sorted(phony[1].replace("\\", "").split())
 
 
 def test_every_make_target_of_the_readme_exists(installed: Clone) -> None:

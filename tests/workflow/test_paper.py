@@ -1,4 +1,4 @@
-"""The paper's runs, seen in a dry run: every job is listed, with the settings that the paper states."""
+"""A dry run of scale paper: every job is listed, with the settings that the paper states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scale() -> Scale:
 
 @pytest.fixture(scope="module")
 def runs(listed: str, scale: Scale) -> list[RunConfig]:
-    """What each training job would be given."""
+    """The configuration of each training job."""
     return [scale.run(experiment, arm, int(seed)) for experiment, arm, seed in COMMAND.findall(listed)]
 
 
@@ -38,18 +38,19 @@ def test_the_dry_run_lists_every_job_of_the_paper(listed: str, scale: Scale) -> 
     figures = {name: n for name, n in counted.items() if name.startswith("figure_")}
     assert figures == {f"figure_{name}": 1 for name in FIGURES}
     assert {name: n for name, n in counted.items() if name not in figures} == {
-        "train": trained, "evaluate": trained, "evaluate_base": 2, "evaluate_checkpoint": 4, "given_policy": 2,
-        "public_policy": 4, "world": 1, "passage_table": 1, "build_faiss_index": 1, "build_further_index": 1,
+        "train": trained, "evaluate": trained, "evaluate_base": 2, "evaluate_checkpoint": 4, "pretrained_policy": 2,
+        "pretrained_checkpoint": 4, "world": 1, "passage_table": 1, "build_faiss_index": 1, "build_further_index": 1,
         "collect": 5, "table": len(TABLES), "audit_table": 1, "all": 1,
         "fetch_source": len(load_registry(ROOT).needed(scale)), "total": sum(counted.values()) - counted["total"]}
 
 
-def test_every_run_is_trained_once_with_its_seeds(runs: list[RunConfig], scale: Scale) -> None:
+def test_every_run_is_trained_once_with_its_seeds(runs: list[RunConfig]) -> None:
     names = [(run.experiment, run.arm, run.seed) for run in runs]
     assert len({*names}) == len(names) == 85
     assert {seed for experiment, _, seed in names if experiment == "two_turn"} == {*range(10)}
     assert {seed for experiment, _, seed in names if experiment != "two_turn"} == {*range(5)}
-    assert {arm for experiment, arm, _ in names if experiment == "search"} == {*scale.algorithms}
+    assert {arm for experiment, arm, _ in names if experiment == "search"} == {
+        "GRPO-OR", "GRPO-MR", "MT-GRPO", "PPO-OR", "PPO-MR", "MT-PPO"}
 
 
 def test_search_runs_have_the_papers_settings(runs: list[RunConfig]) -> None:
@@ -85,7 +86,7 @@ def test_two_turn_runs_have_the_papers_settings(runs: list[RunConfig]) -> None:
         assert (run.launch.processes, run.engine.mode, run.engine.gpus) == (7, "server", 1)
 
 
-def test_an_imported_run_is_drawn_and_not_trained(clone: Clone) -> None:
+def test_an_imported_run_is_plotted_and_not_trained(clone: Clone) -> None:
     figure = "figures/mini/fig3_training_dynamics.pdf"
     run = clone.root / "results/imported/mini/search/MT-PPO/seed-0"
     run.mkdir(parents=True)

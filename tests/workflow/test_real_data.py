@@ -1,4 +1,4 @@
-"""A scale with real questions: fetched on the login node, prepared without a network, and then left alone."""
+"""A scale with real questions: downloaded with a network, prepared without one, and not made again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETS = {"nq": {"train": 6, "validation": 3, "test": 2}, "popqa": {"test": 3}}
 
 
 def published(folder: Path) -> dict[str, Any]:
-    """Write small sources into a folder, and give their registry."""
+    """Write small sources into a folder; their registry."""
     sources: dict[str, Any] = {}
     for name, splits in SETS.items():
         files = {}
@@ -50,7 +50,7 @@ def real(clone: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clone
     return clone
 
 
-def test_fetched_once_prepared_once_and_then_left_alone(real: Clone) -> None:
+def test_data_are_downloaded_once_and_prepared_once(real: Clone) -> None:
     real.snakemake("fetch", "--config", "scale=real")
     assert not (real.root / "data").exists()
     real.snakemake("data", "--config", "scale=real")
@@ -64,7 +64,7 @@ def test_fetched_once_prepared_once_and_then_left_alone(real: Clone) -> None:
     assert real.jobs("data", "--config", "scale=real") == {}
 
 
-def test_what_cannot_be_had_is_said_by_the_job_that_wants_it(real: Clone, tmp_path: Path) -> None:
+def test_a_failed_download_is_reported_by_its_job(real: Clone, tmp_path: Path) -> None:
     (tmp_path / "mirror" / "nq" / "test.jsonl").unlink()
     done = real.snakemake("fetch", "--config", "scale=real", check=False)
     assert done.returncode != 0
@@ -74,5 +74,5 @@ def test_what_cannot_be_had_is_said_by_the_job_that_wants_it(real: Clone, tmp_pa
     assert (real.root / "downloads" / "wiki" / "fetched.json").exists()
 
 
-def test_a_made_world_has_nothing_to_fetch(clone: Clone) -> None:
+def test_generated_data_need_no_download(clone: Clone) -> None:
     assert "fetch_source" not in clone.jobs("data", "fetch", "--config", "scale=smoke")

@@ -1,6 +1,6 @@
-"""What later calls rerun, after a run in which every command only makes its (empty) outputs.
+"""Which jobs a later call runs again. A stub stands in for ``turncredit`` and makes the output files, empty.
 
-The commands themselves are run by ``test_smoke.py``.
+``test_smoke.py`` runs the real commands.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FRESH = ("--config", "scale=smoke", "runs=fresh")
 
 
 def with_stub(root: Path) -> Clone:
-    """A clone at ``root`` with an environment in which ``turncredit`` is the stub."""
+    """A clone at ``root``, with an environment in which ``turncredit`` is the stub."""
     make_clone(root)
     own = Path(sys.prefix)
     environment = root / ".stub"
@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
 
 @pytest.fixture
 def later(finished: Clone, tmp_path: Path) -> Clone:
-    """The finished clone with its files' times, at another place, in whose name is a space."""
+    """A copy of the finished clone with its file times, in a folder whose name has a space."""
     shutil.copytree(finished.root, tmp_path / "a clone", symlinks=True)
     return Clone(tmp_path / "a clone", python=tmp_path / "a clone" / ".stub" / "bin" / "python")
 
@@ -55,7 +55,7 @@ def test_everything_is_made_from_start_to_end(finished: Clone) -> None:
 
 
 def test_a_second_run_does_nothing_even_in_another_place(later: Clone) -> None:
-    """So no parameter holds a path, a time or anything else that is not science."""
+    """So no parameter of a rule holds a path or a time."""
     assert later.jobs(*FRESH) == {}
 
 

@@ -28,7 +28,7 @@ LIMIT_S = 2000.0  # three minutes where nothing else runs
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
-    """A clone in which `make smoke` was killed half-way and then typed again."""
+    """A clone in which `make smoke` was killed half-way and then run again."""
     clone = make_clone(tmp_path_factory.mktemp("smoke") / "a clone")
     (clone.root / ".venv").mkdir()
     (clone.root / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
@@ -73,14 +73,14 @@ def test_every_run_has_its_three_files_and_a_policy(finished: Clone) -> None:
             assert (finished.root / "checkpoints" / run / "final" / "config.json").exists()
 
 
-def test_an_evaluation_that_was_made_in_training_is_taken_and_equals_one_made_afterwards(finished: Clone) -> None:
+def test_the_cached_evaluation_of_training_equals_one_made_afterwards(finished: Clone) -> None:
     run = "smoke/search/MT-PPO/seed-0"
     assert not list((finished.root / "checkpoints" / run).glob("evaluation-*"))
     path = finished.root / "results" / run / "evaluation.csv"
     before, played = path.read_bytes(), path.stat()
     finished.run(".venv/bin/turncredit", "evaluate", "--scale", "smoke", "--experiment", "search", "--arm", "MT-PPO")
     assert path.read_bytes() == before
-    os.utime(path, ns=(played.st_atime_ns, played.st_mtime_ns))  # the workflow has seen no change
+    os.utime(path, ns=(played.st_atime_ns, played.st_mtime_ns))  # so that Snakemake sees no change
 
 
 def test_the_headline_says_where_the_pages_are(finished: Clone) -> None:
@@ -109,7 +109,7 @@ def test_the_report_is_made_offline_with_captions(finished: Clone) -> None:
         assert words in opening
 
 
-def test_what_was_shipped_is_drawn_in_a_fresh_clone_without_training(finished: Clone, tmp_path: Path) -> None:
+def test_a_fresh_clone_plots_shipped_runs_without_training(finished: Clone, tmp_path: Path) -> None:
     finished.snakemake("ship_runs", *SMOKE)
     fresh = make_clone(tmp_path / "fresh")
     shutil.move(finished.root / "results/shipped/smoke", fresh.root / "results/shipped/smoke")

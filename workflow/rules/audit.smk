@@ -1,14 +1,14 @@
-# The audit, the opening of the report, and the rules that copy files into the shipped folders.
+# The audit, the opening of the report, and the rules that copy results into the shipped folders.
 
 HEADLINE_FIGURE = "fig3_all_arms"  # on the report's opening page and in README
 
 
 rule audit_table:
     input:
-        runs=lambda w: collected_files(w.scale, everything(w.scale)),
-        picture=lambda w: [f"figures/{w.scale}/{n}.png" for n in pages(w.scale, FIGURES) if n == HEADLINE_FIGURE],
+        runs=lambda w: RUNS[w.scale].collected_files(),
+        picture=lambda w: [f"figures/{w.scale}/{n}.png" for n in RUNS[w.scale].pages(FIGURES) if n == HEADLINE_FIGURE],
         reported=REPORTED,
-        code=DRAWING,
+        code=REPORTING,
     output:
         csv="paper_tables/{scale}/audit.csv",
         md=report(
@@ -24,7 +24,7 @@ rule audit_table:
     conda:
         "../../envs/core.yaml"
     params:
-        folders=lambda w: collected(w.scale, everything(w.scale)),
+        folders=lambda w: RUNS[w.scale].collected(),
         picture=lambda w, input: [f"--picture {path}" for path in input.picture],
     message:
         "audit: reported numbers and claims against {params.folders}"
@@ -45,7 +45,7 @@ rule audit:
         "tee {log} < {input}"
 
 
-# Copies a/b/c to a/shipped/b/c, to be committed: first the runs, then, drawn from those, the pages.
+# Copies a/b/c to a/shipped/b/c, to be committed: first the runs, then the pages made from them.
 SHIP = """
 for file in {input}; do
     to=${{file/\\//\\/shipped\\/}}
@@ -57,7 +57,7 @@ done > {log} 2>&1
 
 rule ship_runs:
     input:
-        lambda w: collected_files(config["scale"], everything(config["scale"])),
+        lambda w: RUNS[config["scale"]].collected_files(),
     log:
         expand("logs/{scale}/ship-runs.log", scale=config["scale"]),
     conda:
@@ -73,13 +73,13 @@ rule ship_pages:
         lambda w: expand(
             "figures/{scale}/{name}.{end}",
             scale=config["scale"],
-            name=pages(config["scale"], FIGURES),
+            name=RUNS[config["scale"]].pages(FIGURES),
             end=["pdf", "png", "csv"],
         ),
         lambda w: expand(
             rules.table.output,
             scale=config["scale"],
-            name=pages(config["scale"], TABLES),
+            name=RUNS[config["scale"]].pages(TABLES),
         ),
         expand(
             [rules.audit_table.output.csv, rules.audit_table.output.md, rules.audit_table.output.headline],
@@ -95,17 +95,17 @@ rule ship_pages:
         SHIP
 
 
-# The results section of README.md, from the runs that this call uses (`make ship`: the shipped ones).
+# The results section of README.md, from the runs of this call (in `make ship`: the shipped ones).
 rule readme:
     input:
-        lambda w: collected_files(config["scale"], everything(config["scale"])),
+        lambda w: RUNS[config["scale"]].collected_files(),
     log:
         expand("logs/{scale}/readme.log", scale=config["scale"]),
     conda:
         "../../envs/core.yaml"
     params:
         scale=config["scale"],
-        folders=lambda w: collected(config["scale"], everything(config["scale"])),
+        folders=lambda w: RUNS[config["scale"]].collected(),
         pictures=lambda w: expand(
             "--picture figures/shipped/{scale}/{name}.png",
             scale=config["scale"],

@@ -1,14 +1,14 @@
-# What a job on a cluster has to know that one on this machine need not. Resources are in profiles/slurm/.
+# Set-up for jobs on a cluster. Their resources are in profiles/slurm/.
 
 import signal
 import threading
 
-# SLURM's warning before a time limit reaches every process of a job, Snakemake's own too, which it would end. It is
-# meant for programs that listen to it (turncredit train); ignored here, it stays ignored in all that is started.
+# Before a time limit SLURM sends SIGUSR1 to every process of a job, and it would end the job's Snakemake. Snakemake
+# ignores it here, and so do the commands it starts, unless they handle it (`turncredit train` saves its state).
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
-# Snakemake adds profiles/default to every other profile, and its `cores: all` are this machine's: a cluster's jobs
-# must not be cut to them.
+# Snakemake adds profiles/default to every other profile. Its `cores: all` are the cores of this machine, and would
+# limit the threads of the cluster's jobs.
 if workflow.global_resources["_nodes"].value is not None:
     workflow.global_resources["_cores"] = None

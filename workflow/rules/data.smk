@@ -1,9 +1,9 @@
-# Passages and questions: a world that is made here, or what was fetched, in the same files.
+# Passages and questions of a scale, in the same files whether they are generated or downloaded.
 
 
 rule world:
     input:
-        lambda w: records(materials(w.scale)),
+        lambda w: INPUTS[w.scale].data(),
     output:
         corpus="data/{scale}/corpus.jsonl",
         questions=directory("data/{scale}/questions"),
@@ -13,7 +13,7 @@ rule world:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(*world_settings(w.scale)),
+        settings=lambda w: INPUTS[w.scale].data_digest(),
     message:
         "world: passages and questions of scale {wildcards.scale}"
     shell:

@@ -1,10 +1,10 @@
-# Final evaluations, and one experiment's runs collected into a few files.
+# Final evaluations, and the runs of an experiment collected into a few files.
 
 
 rule evaluate:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, run_of(w).experiment),
+        lambda w: INPUTS[w.scale].indexes(w.experiment),
         policy=rules.train.output.policy,
     output:
         "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
@@ -14,9 +14,9 @@ rule evaluate:
         experiment="(?!base/)[a-z_]+",
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).threads
+    threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: run_of(w).digest(),
+        settings=lambda w: run_config(w).digest(),
     message:
         "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
     shell:
@@ -24,11 +24,11 @@ rule evaluate:
         " --seed {wildcards.seed} > {log} 2>&1"
 
 
-# A checkpoint that was brought in for a run (`turncredit import-run`).
+# The policy of an imported run (`turncredit import-run`).
 rule evaluate_imported:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, run_of(w).experiment),
+        lambda w: INPUTS[w.scale].indexes(w.experiment),
         policy="results/imported/{scale}/{experiment}/{arm}/seed-{seed}/policy",
     output:
         "results/imported/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
@@ -36,11 +36,11 @@ rule evaluate_imported:
         "logs/{scale}/evaluate/imported/{experiment}/{arm}/seed-{seed}.log",
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).threads
+    threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: run_of(w).digest(),
+        settings=lambda w: run_config(w).digest(),
     message:
-        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}, which was imported"
+        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed} (imported)"
     shell:
         "turncredit evaluate --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
         " --seed {wildcards.seed} > {log} 2>&1"
@@ -49,19 +49,19 @@ rule evaluate_imported:
 rule evaluate_base:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, *(["search"] if w.kind == "closed_book" else scale_of(w.scale).experiments)),
-        policies=lambda w: untrained(w.scale, w.kind),
+        lambda w: INPUTS[w.scale].indexes(*(["search"] if w.kind == "closed_book" else SCALES[w.scale].experiments)),
+        policies=lambda w: INPUTS[w.scale].policies_before_training(w.kind),
     output:
         "results/{scale}/base/{kind}/seed-0/evaluation.csv",
     log:
         "logs/{scale}/evaluate/base/{kind}.log",
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).threads
+    threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: digest(*(experiment.task for experiment in scale_of(w.scale).experiments.values())),
+        settings=lambda w: digest(*(experiment.task for experiment in SCALES[w.scale].experiments.values())),
     message:
-        "evaluate: {wildcards.kind}, before any reinforcement"
+        "evaluate: {wildcards.kind}, before reinforcement"
     shell:
         "turncredit evaluate-base {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
 
@@ -69,28 +69,28 @@ rule evaluate_base:
 rule evaluate_checkpoint:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, played_by(w)),
-        policy=rules.public_policy.output,
+        lambda w: INPUTS[w.scale].indexes(SCALES[w.scale].checkpoint(w.checkpoint).experiment),
+        policy=rules.pretrained_checkpoint.output,
     output:
         "results/{scale}/base/{checkpoint}/seed-0/evaluation.csv",
     log:
         "logs/{scale}/evaluate/base/{checkpoint}.log",
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).threads
+    threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: digest(scale_of(w.scale).experiments[played_by(w)].task),
+        settings=lambda w: digest(SCALES[w.scale].experiments[SCALES[w.scale].checkpoint(w.checkpoint).experiment].task),
     message:
-        "evaluate: {wildcards.checkpoint}, which others trained"
+        "evaluate: the pretrained checkpoint {wildcards.checkpoint}"
     shell:
         "turncredit evaluate-checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule collect:
     input:
-        metrics=lambda w: run_files(w, "metrics.csv"),
-        manifests=lambda w: run_files(w, "manifest.json"),
-        evaluations=lambda w: run_files(w, "evaluation.csv"),
+        metrics=lambda w: RUNS[w.scale].files(w.experiment, "metrics.csv"),
+        manifests=lambda w: RUNS[w.scale].files(w.experiment, "manifest.json"),
+        evaluations=lambda w: RUNS[w.scale].files(w.experiment, "evaluation.csv"),
     output:
         metrics="results/{scale}/{experiment}/metrics.csv",
         evaluation="results/{scale}/{experiment}/evaluation.csv.gz",
@@ -100,7 +100,7 @@ rule collect:
     conda:
         "../../envs/core.yaml"
     params:
-        runs=lambda w: runs_of(w.scale, w.experiment),
+        runs=lambda w: RUNS[w.scale].folders(w.experiment),
     message:
         "collect: the runs of {wildcards.experiment}"
     shell:

@@ -1,5 +1,5 @@
-# Real data. `snakemake fetch` downloads what a scale reads, on a machine with a network (the login node of a cluster);
-# the rest of the workflow reads the folder of downloads and needs none.
+# Downloads. `snakemake fetch` gets what a scale reads, on a machine with a network (a cluster's login node). All other
+# rules read the downloads folder and need no network.
 
 
 localrules:
@@ -9,7 +9,7 @@ localrules:
 
 rule fetch:
     input:
-        lambda w: records(REGISTRY.needed(scale_of(config["scale"]))),
+        lambda w: INPUTS[config["scale"]].fetched(REGISTRY.needed(SCALES[config["scale"]])),
 
 
 rule fetch_source:
@@ -18,7 +18,7 @@ rule fetch_source:
     log:
         "logs/fetch/{source}.log",
     wildcard_constraints:
-        source="|".join(REGISTRY.sources),
+        source=one_of(REGISTRY.sources),
     conda:
         "../../envs/core.yaml"
     params:

@@ -1,5 +1,5 @@
-# Figures are drawn from collected runs. Editing the plotting code redraws them and trains nothing.
-# Each figure has its own rule because each has its own caption in the report.
+# Figures are made from collected runs and the reporting code: editing that code plots again, and trains nothing.
+# Each figure has its own rule, because each has its own caption in the report.
 
 for _name, _uses in FIGURES.items():
 
@@ -7,8 +7,8 @@ for _name, _uses in FIGURES.items():
         name:
             f"figure_{_name}"
         input:
-            runs=lambda w, uses=_uses: files_of_page(w.scale, uses),
-            code=DRAWING,
+            runs=lambda w, uses=_uses: RUNS[w.scale].page_inputs(uses),
+            code=REPORTING,
         output:
             pdf=f"figures/{{scale}}/{_name}.pdf",
             png=report(
@@ -24,7 +24,7 @@ for _name, _uses in FIGURES.items():
             "../../envs/core.yaml"
         params:
             name=_name,
-            folders=lambda w, uses=_uses: collected(w.scale, uses),
+            folders=lambda w, uses=_uses: RUNS[w.scale].collected(uses),
         message:
             "figure: {params.name} from {params.folders}"
         shell:

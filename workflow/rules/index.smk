@@ -1,10 +1,13 @@
-# The index of a scale's retriever, index/{scale}/, and of its further ones, index/{scale}/{retriever}/. A server is no
-# rule: training and evaluation lease one, on their machine or as a job of its own, and the last to let go ends it.
+# The index of a scale's own retriever is index/{scale}/; those of further retrievers are index/{scale}/{retriever}/.
+# No rule starts a server: the first training or evaluation job that searches starts one, on its machine or as a
+# cluster job; further jobs share it, and it ends after its last user.
+
+FAISS_SCALES = one_of(name for name, scale in SCALES.items() if scale.retriever.kind == "faiss")
 
 
 rule build_index:
     input:
-        passages_of,
+        lambda w: INPUTS[w.scale].passages(),
     output:
         manifest="index/{scale}/index.json",
         lucene=directory("index/{scale}/lucene"),
@@ -13,11 +16,11 @@ rule build_index:
     benchmark:
         "benchmarks/{scale}/index.tsv"
     wildcard_constraints:
-        scale=scales_of("lucene"),
+        scale=one_of(name for name, scale in SCALES.items() if scale.retriever.kind == "lucene"),
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: digest(retriever_of(w).model_dump(include={"kind", "k1", "b", "prebuilt"})),
+        settings=lambda w: INPUTS[w.scale].lucene_digest(),
     message:
         "index: Lucene over the corpus of scale {wildcards.scale}"
     shell:
@@ -26,7 +29,7 @@ rule build_index:
 
 rule build_further_index:
     input:
-        passages_of,
+        lambda w: INPUTS[w.scale].passages(w.retriever),
     output:
         manifest="index/{scale}/{retriever}/index.json",
         lucene=directory("index/{scale}/{retriever}/lucene"),
@@ -35,18 +38,18 @@ rule build_further_index:
     benchmark:
         "benchmarks/{scale}/index-{retriever}.tsv"
     wildcard_constraints:
-        retriever=further_retrievers(),
+        retriever=further_retrievers(SCALES),
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: digest(retriever_of(w).model_dump(include={"kind", "k1", "b", "prebuilt"})),
+        settings=lambda w: INPUTS[w.scale].lucene_digest(w.retriever),
     message:
         "index: Lucene for the retriever {wildcards.retriever} of scale {wildcards.scale}"
     shell:
         "turncredit index --scale {wildcards.scale} --retriever {wildcards.retriever} > {log} 2>&1"
 
 
-# Where each passage begins: a dense retriever keeps no copy of them.
+# The offset of each passage in the corpus file, where a dense retriever reads the passages it found.
 rule passage_table:
     input:
         corpus=rules.world.output.corpus,
@@ -55,21 +58,21 @@ rule passage_table:
     log:
         "logs/{scale}/passages.log",
     wildcard_constraints:
-        scale=scales_of("faiss"),
+        scale=FAISS_SCALES,
     conda:
         "../../envs/retrieval.yaml"
     message:
-        "passages: where each begins in the corpus of scale {wildcards.scale}"
+        "passages: their offsets in the corpus of scale {wildcards.scale}"
     shell:
         "turncredit passages --scale {wildcards.scale} > {log} 2>&1"
 
 
-# One shard of the passages as vectors: many jobs, each on a GPU where the encoder is on one.
+# Vectors of one shard of the passages: a job each, on a GPU if the encoder's device is one.
 rule embed:
     input:
         corpus=rules.world.output.corpus,
         table=rules.passage_table.output,
-        encoder=encoder_of,
+        encoder=lambda w: INPUTS[w.scale].encoder(),
     output:
         vectors="index/{scale}/embeddings/{shard}-of-{shards}.npy",
         manifest="index/{scale}/embeddings/{shard}-of-{shards}.json",
@@ -78,13 +81,13 @@ rule embed:
     benchmark:
         "benchmarks/{scale}/embed/{shard}-of-{shards}.tsv"
     wildcard_constraints:
-        scale=scales_of("faiss"),
+        scale=FAISS_SCALES,
         shard="[0-9]{5}",
         shards="[0-9]{5}",
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: digest(embedded(w.scale)),
+        settings=lambda w: INPUTS[w.scale].vectors_digest(),
         shard=lambda w: int(w.shard),
     message:
         "embed: shard {wildcards.shard} of {wildcards.shards} of the passages of scale {wildcards.scale}"
@@ -94,9 +97,9 @@ rule embed:
 
 rule build_faiss_index:
     input:
-        lambda w: vectors_of(w, f"index/{w.scale}"),
+        lambda w: INPUTS[w.scale].vectors(),
         table=rules.passage_table.output,
-        encoder=encoder_of,
+        encoder=lambda w: INPUTS[w.scale].encoder(),
     output:
         manifest="index/{scale}/index.json",
         faiss=directory("index/{scale}/faiss"),
@@ -105,11 +108,11 @@ rule build_faiss_index:
     benchmark:
         "benchmarks/{scale}/index.tsv"
     wildcard_constraints:
-        scale=scales_of("faiss"),
+        scale=FAISS_SCALES,
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: digest(embedded(w.scale), build_settings(retriever_of(w).faiss), retriever_of(w).prebuilt),
+        settings=lambda w: INPUTS[w.scale].faiss_digest(),
     message:
         "index: FAISS over the vectors of the passages of scale {wildcards.scale}"
     shell:

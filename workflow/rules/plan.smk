@@ -1,4 +1,4 @@
-# The plan of a scale: printed, and kept as a CSV file. Its last line is an error where a run cannot fit.
+# What each run of a scale needs: printed, and written as CSV. The rule fails if a run cannot fit.
 
 
 rule plan_of:

@@ -1,5 +1,8 @@
-# The policies before reinforcement: a tokenizer, the clean policy (the ceiling) and each task's base policy, made here;
-# or given ones, as they are. And the policies that others trained.
+# Policies before reinforcement. With a warm start: a tokenizer, the clean policy (trained on flawless demonstrations, an
+# upper reference) and each task's base policy (trained on flawed ones). Without: a pretrained policy, unchanged.
+# Last, the pretrained checkpoints that are evaluated only.
+
+WARM_START_SCALES = one_of(name for name, scale in SCALES.items() if scale.warm_start is not None)
 
 
 rule tokenizer:
@@ -10,11 +13,11 @@ rule tokenizer:
     log:
         "logs/{scale}/tokenizer.log",
     wildcard_constraints:
-        scale=warm(True),
+        scale=WARM_START_SCALES,
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(scale_of(w.scale).policy),
+        settings=lambda w: digest(SCALES[w.scale].policy),
     message:
         "tokenizer: trained on the corpus of scale {wildcards.scale}"
     shell:
@@ -25,7 +28,7 @@ rule clean_policy:
     input:
         rules.world.output,
         rules.tokenizer.output,
-        lambda w: index_of(w.scale),
+        lambda w: INPUTS[w.scale].index(),
     output:
         directory("policy/{scale}/clean"),
     log:
@@ -33,14 +36,14 @@ rule clean_policy:
     benchmark:
         "benchmarks/{scale}/warm-start/clean.tsv"
     wildcard_constraints:
-        scale=warm(True),
+        scale=WARM_START_SCALES,
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).warm_start.threads
+    threads: lambda w: SCALES[w.scale].warm_start.threads
     params:
-        settings=lambda w: warm_start_digest(w.scale, *tasks_of(w.scale)),
+        settings=lambda w: INPUTS[w.scale].warm_start_digest(*task_experiments(SCALES[w.scale])),
     message:
-        "warm start: the clean policy of scale {wildcards.scale}, which no arm can beat"
+        "warm start: the clean policy of scale {wildcards.scale}"
     shell:
         "turncredit warm-start clean --scale {wildcards.scale} > {log} 2>&1"
 
@@ -48,7 +51,7 @@ rule clean_policy:
 rule base_policy:
     input:
         rules.world.output,
-        lambda w: index_of(w.scale),
+        lambda w: INPUTS[w.scale].index(),
         clean=rules.clean_policy.output,
     output:
         directory("policy/{scale}/base/{task}"),
@@ -57,49 +60,49 @@ rule base_policy:
     benchmark:
         "benchmarks/{scale}/warm-start/base-{task}.tsv"
     wildcard_constraints:
-        scale=warm(True),
+        scale=WARM_START_SCALES,
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).warm_start.threads
+    threads: lambda w: SCALES[w.scale].warm_start.threads
     params:
-        settings=lambda w: warm_start_digest(w.scale, w.task),
+        settings=lambda w: INPUTS[w.scale].warm_start_digest(w.task),
     message:
-        "warm start: the base policy of {wildcards.task} at scale {wildcards.scale}, flawed on purpose"
+        "warm start: the base policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
         "turncredit warm-start base --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule given_policy:
+rule pretrained_policy:
     input:
-        lambda w: source_of_policy(scale_of(w.scale).policy.path_or_id),
+        lambda w: INPUTS[w.scale].policy(SCALES[w.scale].policy.path_or_id),
     output:
         directory("policy/{scale}/base/{task}"),
     log:
-        "logs/{scale}/given/{task}.log",
+        "logs/{scale}/import-policy/{task}.log",
     wildcard_constraints:
-        scale=warm(False),
+        scale=one_of(name for name, scale in SCALES.items() if scale.warm_start is None),
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(scale_of(w.scale).policy),
+        settings=lambda w: digest(SCALES[w.scale].policy),
     message:
-        "policy: the given base policy of {wildcards.task} at scale {wildcards.scale}"
+        "policy: the pretrained base policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
         "turncredit import-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule public_policy:
+rule pretrained_checkpoint:
     input:
-        lambda w: source_of_policy(scale_of(w.scale).checkpoint(w.checkpoint).path_or_id),
+        lambda w: INPUTS[w.scale].policy(SCALES[w.scale].checkpoint(w.checkpoint).path_or_id),
     output:
         directory("policy/{scale}/checkpoints/{checkpoint}"),
     log:
-        "logs/{scale}/given/{checkpoint}.log",
+        "logs/{scale}/import-policy/{checkpoint}.log",
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(scale_of(w.scale).checkpoint(w.checkpoint)),
+        settings=lambda w: digest(SCALES[w.scale].checkpoint(w.checkpoint)),
     message:
-        "policy: {wildcards.checkpoint}, which others trained"
+        "policy: the pretrained checkpoint {wildcards.checkpoint}"
     shell:
         "turncredit import-policy --checkpoint {wildcards.checkpoint} --scale {wildcards.scale} > {log} 2>&1"

@@ -1,11 +1,11 @@
-# Tables are made from collected runs, like the figures.
+# Tables are made, like figures, from collected runs and the reporting code.
 
 
 rule table:
     input:
-        runs=lambda w: files_of_page(w.scale, TABLES[w.name]),
+        runs=lambda w: RUNS[w.scale].page_inputs(TABLES[w.name]),
         reported=REPORTED,
-        code=DRAWING,
+        code=REPORTING,
     output:
         csv="paper_tables/{scale}/{name}.csv",
         md=report(
@@ -18,11 +18,11 @@ rule table:
     log:
         "logs/{scale}/tables/{name}.log",
     wildcard_constraints:
-        name="|".join(TABLES),
+        name=one_of(TABLES),
     conda:
         "../../envs/core.yaml"
     params:
-        folders=lambda w: collected(w.scale, TABLES[w.name]),
+        folders=lambda w: RUNS[w.scale].collected(TABLES[w.name]),
     message:
         "table: {wildcards.name} from {params.folders}"
     shell:

@@ -1,13 +1,13 @@
-# One training run. Its step checkpoints are no declared output, since Snakemake deletes those before it runs
-# a job again: an interrupted run goes on from the last one. Exit code 75 (interrupted) is worth a retry, which
-# profiles/slurm gives. `exec` leaves no shell between, which a signal would end before the run is saved.
+# One training run. Step checkpoints are not declared outputs, because Snakemake deletes those before it runs a job
+# again; so an interrupted run resumes from its last checkpoint. It exits with code 75, and profiles/slurm retries it.
+# `exec` replaces the shell, which a signal would otherwise end before the run has saved its state.
 
 
 rule train:
     input:
         rules.world.output,
-        lambda w: indexes(w.scale, run_of(w).experiment),
-        base=lambda w: f"policy/{w.scale}/base/{run_of(w).task.name}",
+        lambda w: INPUTS[w.scale].indexes(run_config(w).experiment),
+        base=lambda w: f"policy/{w.scale}/base/{run_config(w).task.name}",
     output:
         metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
         manifest="results/{scale}/{experiment}/{arm}/seed-{seed}/manifest.json",
@@ -20,9 +20,9 @@ rule train:
         experiment="(?!base/)[a-z_]+",
     conda:
         "../../envs/core.yaml"
-    threads: lambda w: scale_of(w.scale).threads
+    threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: run_of(w).digest(),
+        settings=lambda w: run_config(w).digest(),
     message:
         "train: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
     shell:

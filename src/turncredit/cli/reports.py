@@ -11,9 +11,10 @@ from turncredit.cli.options import Folders, Root, ScaleName, scale_at
 from turncredit.errors import DataError
 
 reports = typer.Typer()
+PANEL = "Results"
 
 
-@reports.command("import-run")
+@reports.command("import-run", rich_help_panel=PANEL)
 def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and evaluation.csv, or a checkpoint")],
                experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
                label: Annotated[str, typer.Option(help="who trained it, and where; shown beside every number")],
@@ -31,7 +32,7 @@ def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and eval
     typer.echo(import_external_run(folder, config, settings, label, root, questions, now()))
 
 
-@reports.command()
+@reports.command(rich_help_panel=PANEL)
 def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the scale, or `base`")],
             runs: Annotated[list[Path], typer.Argument(help="folders of its runs")],
             scale: ScaleName = "mini", root: Root = Path()) -> None:
@@ -41,7 +42,7 @@ def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the
     collect_runs(experiment, runs, root / "results" / scale / experiment, scale_at(scale, root))
 
 
-@reports.command()
+@reports.command(rich_help_panel=PANEL)
 def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write one table from collected runs, as CSV, Markdown and LaTeX."""
     from turncredit.reporting.catalogue import TABLES, check_folders
@@ -57,7 +58,7 @@ def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: R
     save(made, root / "paper_tables" / scale)
 
 
-@reports.command()
+@reports.command(rich_help_panel=PANEL)
 def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Draw one figure from collected runs, as PDF and PNG, with its data as CSV."""
     from turncredit.reporting.catalogue import FIGURES, check_folders
@@ -71,7 +72,7 @@ def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: 
     save(name, drawn, data, root / "figures" / scale)
 
 
-@reports.command()
+@reports.command(rich_help_panel=PANEL)
 def audit(folders: Folders = None,
           picture: Annotated[Path | None, typer.Option(help="PNG for the opening of the report")] = None,
           scale: ScaleName = "mini", root: Root = Path()) -> None:
@@ -97,19 +98,19 @@ def audit(folders: Folders = None,
     write_text(output / "report.rst", report_section(entries, sentences, settings, picture))
 
 
-@reports.command()
+@reports.command(rich_help_panel=PANEL)
 def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Print the folders of figures, tables and audit, and the headline."""
     path = root / "paper_tables" / scale / "headline.txt"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", f"make it: snakemake audit --config scale={scale}") from error
+        raise DataError(f"{path}: {error.strerror}", f"create it: snakemake audit --config scale={scale}") from error
     typer.echo(f"figures: {root / 'figures' / scale}/   tables: {path.parent}/   audit: {path.with_name('audit.md')}")
     typer.echo(text, nl=False)
 
 
-@reports.command()
+@reports.command(rich_help_panel=PANEL)
 def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.Option("--picture")] = None,
            scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write the results section of the README from collected runs."""

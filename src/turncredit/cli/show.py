@@ -13,7 +13,7 @@ from turncredit.errors import DataError, nearest
 app = typer.Typer()
 
 
-@app.command()
+@app.command(rich_help_panel="Results")
 def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search/MT-PPO/seed-0) or collected runs "
                                                      "(results/shipped/mini/search)")],
          arm: Annotated[str | None, typer.Option(help="of collected runs: one arm; the first by default")] = None,

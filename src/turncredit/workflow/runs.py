@@ -1,0 +1,149 @@
+"""Run folders of a scale, and the collected runs that its figures, tables and audit are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from turncredit.config.load import Scale
+from turncredit.errors import ConfigError, DataError
+from turncredit.reporting.catalogue import BASE, FIGURES, TABLES
+from turncredit.workflow.call import Call
+
+COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json")  # the files of an experiment's collected runs
+IMPORTED = Path("results/imported")
+Source = Literal["fresh", "shipped"]
+
+
+@dataclass(frozen=True)
+class ScaleRuns:
+    """The runs of one scale in one call. All paths are relative to the clone.
+
+    Attributes:
+        scale: its configuration.
+        call: seeds, requested experiments, and whose runs are plotted.
+        root: the clone.
+    """
+
+    scale: Scale
+    call: Call
+    root: Path = Path()
+    # Decided once: Snakemake evaluates parameters again after training, when more runs exist than at planning.
+    _sources: dict[str, Source | None] = field(default_factory=dict)
+
+    @property
+    def experiments(self) -> list[str]:
+        """``base`` (evaluations of the untrained policies) and every experiment of the scale."""
+        return [BASE, *self.scale.experiments]
+
+    def seeds(self, experiment: str) -> int:
+        """Training seeds of each arm of an experiment."""
+        seeds = self.call.seeds
+        return (seeds.get(experiment) if isinstance(seeds, Mapping) else seeds) or self.scale.seeds_of(experiment)
+
+    def untrained_policies(self) -> list[str]:
+        """Policies that are evaluated and not trained: those before reinforcement, and pretrained checkpoints."""
+        clean = [] if self.scale.warm_start is None else ["clean"]
+        return ["base", *clean, "closed_book", *self.scale.checkpoints]
+
+    def folders(self, experiment: str) -> list[str]:
+        """Folders of an experiment's runs; an arm with ``same_as`` shares the other arm's runs."""
+        if experiment == BASE:
+            return [f"results/{self.scale.name}/base/{policy}/seed-0" for policy in self.untrained_policies()]
+        arms = [self.scale.identical(experiment, arm) for arm in self.scale.experiments[experiment].arms]
+        return [self._folder(*arm, seed) for arm in arms for seed in range(self.seeds(experiment))]
+
+    def _folder(self, experiment: str, arm: str, seed: int) -> str:
+        run = f"{self.scale.name}/{experiment}/{arm}/seed-{seed}"
+        imported = (self.root / IMPORTED / run / "manifest.json").exists()
+        return f"{IMPORTED if imported else 'results'}/{run}"
+
+    def files(self, experiment: str, name: str) -> list[str]:
+        """One file of every run. Untrained policies have only ``evaluation.csv``; imported runs may lack metrics."""
+        if experiment == BASE and name != "evaluation.csv":
+            return []
+        paths = [f"{folder}/{name}" for folder in self.folders(experiment)]
+        return [path for path in paths if name != "metrics.csv" or not Path(path).is_relative_to(IMPORTED)
+                or (self.root / path).exists()]
+
+    def is_shipped(self, experiment: str) -> bool:
+        """Whether the clone holds committed runs of an experiment.
+
+        Raises:
+            DataError: some of their files are missing.
+        """
+        folder = Path("results/shipped", self.scale.name, experiment)
+        if not (self.root / folder).exists():
+            return False
+        for file in (folder / name for name in COLLECTED):
+            if not (self.root / file).exists():
+                raise DataError(f"{file}: missing from the shipped runs",
+                                f"git checkout -- {file}, or --config runs=fresh")
+        return True
+
+    def _is_complete(self, experiment: str) -> bool:
+        """Whether every run of an experiment was evaluated here."""
+        return all((self.root / folder / "evaluation.csv").exists() for folder in self.folders(experiment))
+
+    def source(self, experiment: str) -> Source | None:
+        """Whose runs of an experiment are plotted; None: it was not requested, and no run of it exists.
+
+        Raises:
+            DataError: ``runs=shipped``, and none are; or shipped files are missing.
+        """
+        if experiment not in self._sources:
+            self._sources[experiment] = self._choose_source(experiment)
+        return self._sources[experiment]
+
+    def _choose_source(self, experiment: str) -> Source | None:
+        requested = experiment == BASE or self.call.requests(experiment)
+        if self.call.runs == "shipped":
+            if requested and not self.is_shipped(experiment):
+                raise DataError(f"results/shipped/{self.scale.name}/{experiment}: no runs are shipped",
+                                "use --config runs=auto")
+        elif self._is_complete(experiment) or (
+                requested and (self.call.runs == "fresh" or not self.is_shipped(experiment))):
+            return "fresh"
+        return "shipped" if self.is_shipped(experiment) else None
+
+    def collected(self, experiments: Iterable[str] | None = None) -> list[str]:
+        """Folders of the collected runs of experiments (None: of all); those without a source are left out."""
+        roots = {"fresh": f"results/{self.scale.name}", "shipped": f"results/shipped/{self.scale.name}"}
+        known = [name for name in (self.experiments if experiments is None else experiments)
+                 if name in self.experiments]
+        return [f"{roots[source]}/{name}" for name in known if (source := self.source(name))]
+
+    def collected_files(self, experiments: Iterable[str] | None = None) -> list[str]:
+        """The files in those folders."""
+        return [f"{folder}/{file}" for folder in self.collected(experiments) for file in COLLECTED]
+
+    def page_inputs(self, reads: Collection[str]) -> list[str]:
+        """The collected files that a figure or table is made from.
+
+        Raises:
+            ConfigError: it reads experiments, and none of them has runs or was requested.
+        """
+        files = self.collected_files(reads)
+        if reads and not files:
+            raise ConfigError(f"no runs of {', '.join(reads)} at scale {self.scale.name!r} exist, and this call does "
+                              "not request them", "add them to --config experiments=..., or leave that key out")
+        return files
+
+    def pages(self, catalogue: Mapping[str, Collection[str]], of: str | None = None) -> list[str]:
+        """Names of the figures or tables that have runs here, or need none.
+
+        Args:
+            catalogue: name -> experiments that it reads.
+            of: keep those that read this experiment.
+        """
+        reads = {name: set(uses) - {BASE} for name, uses in catalogue.items()}
+        return [name for name, used in reads.items()
+                if (not used or self.collected(used)) and (of is None or of in used)]
+
+    def page_files(self, of: str | None = None) -> list[str]:
+        """One file of each figure and table (its rule makes the others too), and the audit."""
+        return [*(f"figures/{self.scale.name}/{name}.pdf" for name in self.pages(FIGURES, of)),
+                *(f"paper_tables/{self.scale.name}/{name}.csv" for name in self.pages(TABLES, of)),
+                f"paper_tables/{self.scale.name}/audit.csv"]
