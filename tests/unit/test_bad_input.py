@@ -175,7 +175,7 @@ def test_an_evaluation_without_a_trained_policy_says_so(clone: Clone) -> None:
 
 def test_a_damaged_manifest_beside_an_evaluation_is_named(finished: Clone) -> None:
     (finished.results / "manifest.json").write_text("{")
-    finished.refuses("evaluate", *CHAINS, says=("manifest.json: cannot be read", "train it again"))
+    finished.refuses("evaluate", *CHAINS, says=("manifest.json: cannot be read", "train the run again"))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -351,11 +351,11 @@ def test_an_episode_that_outgrows_its_context_is_counted_not_cut(clone: Clone) -
 
 def test_a_run_that_diverges_ends_with_its_own_code(clone: Clone) -> None:
     clone.configure(training__learning_rate=1e30)
-    clone.refuses("train", *CHAINS, code=4, says=("not finite", "a lower learning rate"))
+    clone.refuses("train", *CHAINS, code=4, says=("not finite", "a lower training.learning_rate"))
     assert not clone.results.exists()
 
 
 def test_a_second_writer_is_told_who_the_first_is(clone: Clone) -> None:
     with run_lock(clone.checkpoints):
-        clone.refuses("train", *CHAINS, code=5, says=(str(clone.checkpoints), '"pid": ', "wait for it to end"))
+        clone.refuses("train", *CHAINS, code=5, says=(str(clone.checkpoints), '"pid": ', "wait for that process or stop it"))
     assert clone.call("train", *CHAINS).exit_code == 0
