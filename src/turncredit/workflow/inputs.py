@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
+from turncredit.config.base import StrictModel
 from turncredit.config.load import Scale
 from turncredit.config.retriever import FaissConfig, RetrieverConfig
 from turncredit.data.sources import Registry
@@ -50,8 +49,11 @@ def task_experiments(scale: Scale) -> dict[str, str]:
 
 
 def digest(*settings: Any) -> str:
-    """A short hash of settings. As a rule's parameter it makes a job run again when one of them changes."""
-    plain = [each.model_dump(mode="json") if isinstance(each, BaseModel) else each for each in settings]
+    """A short hash of settings. As a rule's parameter it makes a job run again when one of them changes.
+
+    Keys at their defaults are left out, so a new key makes no job run again.
+    """
+    plain = [each.hashed_fields() if isinstance(each, StrictModel) else each for each in settings]
     return json_sha256(plain)[:16]
 
 
@@ -163,7 +165,7 @@ class ScaleInputs:
         """Hash of the settings of a policy that is warm-started on demonstrations of these tasks."""
         assert self.scale.warm_start is not None  # the rules of warm starts are for scales that have one
         experiments = task_experiments(self.scale)
-        return digest(self.scale.policy, self.scale.warm_start.model_dump(exclude={"threads"}),
+        return digest(self.scale.policy, self.scale.warm_start.hashed_fields(exclude={"threads"}),
                       *(self.scale.experiments[experiments[task]].task for task in tasks))
 
     def policies_before_training(self, kind: str) -> list[str]:
