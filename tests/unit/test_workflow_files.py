@@ -242,7 +242,8 @@ def test_the_first_experiment_of_each_task_is_named() -> None:
 
 def test_a_digest_reads_models_and_values() -> None:
     policy = SCALES["mini"].policy
-    assert digest(policy, 1) == digest(policy.model_dump(mode="json"), 1) != digest(policy, 2)
+    assert digest(policy, 1) == digest(policy.hashed_fields(), 1) != digest(policy, 2)
+    assert digest(policy) != digest(policy.model_copy(update={"layers": 9}))
 
 
 # Constraints ---------------------------------------------------------------------------------------
