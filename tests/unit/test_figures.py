@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib as mpl
@@ -20,6 +21,7 @@ from turncredit.reporting.figures.builders import ALL_ARMS, BUILDERS, COMPONENTS
 from turncredit.reporting.figures.learning_curves import EMA_DECAY
 from turncredit.reporting.scores import Results
 from turncredit.reporting.tables import builders as tables
+from turncredit.show.records import EpisodeRecord, GroupRecord, RewardRecord, TurnRecord
 from turncredit.tasks.tool_search.config import ToolRewards
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +124,8 @@ def test_every_figure_names_its_band_seeds_and_runs(drawn: Drawn) -> None:
     for name, (figure, _) in drawn.items():
         text = words(figure)
         assert "scale mini" in text, name
+        if name == "episodes":  # no statistic
+            continue
         assert "runs: fresh" in text, name
         assert any(word in text for word in ("dotted: mean", "band: ±", "band: minimum to", "95% bootstrap")), name
         caption = (ROOT / f"workflow/report/{name}.rst").read_text()
@@ -189,3 +193,25 @@ def test_the_components_are_those_of_the_rewards() -> None:
 def test_an_unknown_figure_names_the_nearest(results: Results) -> None:
     with pytest.raises(ConfigError, match="did you mean 'fig4_ablations'"):
         draw("fig4_ablation", results.runs, results.scale)
+
+
+def test_episodes_are_written_out_with_each_turns_reward(results: Results) -> None:
+    tokens = ("<search>", " long" * 200, "</search>")
+    searched = TurnRecord(tokens, (-1.0,) * 3, "tag", "<information>$x_1$</information>")
+    turns = (searched,
+             TurnRecord(("<answer> Rome", "\r</answer>"), (-1.0,) * 2, "tag"))
+    rewards = {"full": RewardRecord((0.3, 0.0), 1.0)}
+    lone = EpisodeRecord((0, 1), turns, "answered", rewards, {"answer_correct": 1.0}, {})
+    run = {"arm": "MT-PPO", "seed": 0, "code_revision": "abcdef0123"}
+    record = GroupRecord(run, "evaluation", None, "right", "facts", "facts-7",
+                         {"question": "Capital of Italy?", "answers": ["Rome"]}, "p", 1, (lone,))
+    runs = replace(results.runs["search"], episodes=(record, replace(record, source="training", label="group")))
+    figure, data = draw("episodes", {"search": runs}, results.scale)
+    text = words(figure)
+    assert "right: Capital of Italy?  (accepted: Rome)" in text
+    assert "R^I = 0.30" in text
+    assert "R^O = 1.00" in text
+    assert "seed 0, code abcdef0" in text
+    assert "..." in text  # a long turn is cut in the figure ...
+    assert data["text"].tolist() == ["".join(turn.tokens) for turn in turns]  # ... and whole in the data
+    assert data["reward"].tolist() == [0.3, 1.0]

@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.runs import collect, read_collected, read_folders
 from turncredit.reporting.schema import metrics_schema
 from turncredit.reporting.scores import Results, seed_counts, sources
+from turncredit.show.records import EpisodeRecord, GroupRecord, TurnRecord, write_records
 from turncredit.tasks.registry import TASKS
 
 SCALE = synthetic.scale()
@@ -291,3 +293,22 @@ def test_gzip_holds_plain_csv(pair: list[Path], tmp_path: Path) -> None:
     assert first.startswith("experiment,arm,seed,dataset,question_id,hops,prediction,answer_correct,f1,")
 
 
+
+
+def test_collected_episodes_are_a_few_of_each_arms_first_seed(pair: list[Path], tmp_path: Path) -> None:
+    for folder in pair:
+        seed = int(folder.name.removeprefix("seed-"))
+        lone = EpisodeRecord((0,), (TurnRecord(("a\r",), (-1.0,), "tag"),), "answered", {}, {}, {})
+        run, leaves = {"arm": folder.parent.name, "seed": seed}, (lone, replace(lone, nodes=(1,)))
+        records = [GroupRecord(run, "training", step, "group", "facts", "q", {}, "p", 1, leaves)
+                   for step in (1, 20, 40)]
+        write_records(folder / "episodes.jsonl", records)
+        write_records(folder / "evaluation.episodes.jsonl", [
+            replace(records[0], source="evaluation", step=None, label=label, episodes=(lone,))
+            for label in ("right", "right", "wrong")])
+    collect("search", pair, tmp_path / "search", SCALE)
+    found = read_collected(tmp_path / "search", "fresh", SCALE).episodes
+    first = {folder.parent.name: folder.name for folder in sorted(pair, reverse=True)}
+    assert {(r.run["arm"], f"seed-{r.run['seed']}") for r in found} == set(first.items())
+    assert [(r.label, r.step) for r in found][:3] == [("group", 40), ("right", None), ("wrong", None)]
+    assert found[0].run["code_revision"] == "0" * 40

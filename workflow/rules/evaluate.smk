@@ -95,6 +95,7 @@ rule collect:
         metrics="results/{scale}/{experiment}/metrics.csv",
         evaluation="results/{scale}/{experiment}/evaluation.csv.gz",
         manifests="results/{scale}/{experiment}/manifests.json",
+        episodes="results/{scale}/{experiment}/episodes.jsonl",
     log:
         "logs/{scale}/collect/{experiment}.log",
     conda:

@@ -27,6 +27,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     "fig12_mt_grpo": ("two_turn",),
     "placement_effect": ("placement",),
     "final_scores": ("search",),
+    "episodes": ("search",),
 }
 
 TABLES: dict[str, tuple[str, ...]] = {

@@ -1,7 +1,7 @@
 """Reads, checks and collects run files.
 
 A run is a folder ``{experiment}/{arm}/seed-{n}`` with metrics.csv, evaluation.csv and manifest.json. ``collect``
-joins the runs of one experiment into three files that are small enough to ship; ``read_collected`` reads them as
+joins the runs of one experiment into four files that are small enough to ship; ``read_collected`` reads them as
 ``Runs``, from which all tables, figures and the audit are made.
 """
 
@@ -33,6 +33,7 @@ from turncredit.reporting.schema import (
     same_columns,
     typed,
 )
+from turncredit.show.records import GroupRecord, read_records, write_records
 from turncredit.tasks.registry import TASKS
 
 Source = Literal["fresh", "shipped"]
@@ -51,6 +52,7 @@ class Runs:
         metrics: rows of metrics.csv after columns for experiment, arm and seed; no rows for ``base``.
         evaluation: rows of evaluation.csv after the same columns.
         manifests: ``"{arm}/seed-{n}"`` -> manifest; empty for ``base``.
+        episodes: a few whole episodes of each arm's first seed.
         source: trained on this machine (fresh) or committed with the code (shipped). The manifest of an imported run
             holds its label (``import_label``).
     """
@@ -60,19 +62,20 @@ class Runs:
     evaluation: pd.DataFrame
     manifests: Mapping[str, Mapping[str, Any]]
     source: Source
+    episodes: tuple[GroupRecord, ...] = ()
 
 
 def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
-    """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz and manifests.json.
+    """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz, manifests.json and episodes.jsonl.
 
     Cells are copied unchanged, sorted by arm and seed; the same runs give the same bytes. An arm with ``same_as``
     takes the runs of that arm under its own name; their manifests keep the original names. ``base`` has evaluations
-    only.
+    only. Of the whole episodes (``show.records``) a few of each arm's first seed are kept.
 
     Args:
         experiment: its name, or ``base``.
         run_dirs: folders of its runs.
-        out_dir: folder for the three files.
+        out_dir: folder for the four files.
         scale: the configuration; all runs must have been trained with it.
 
     Raises:
@@ -97,6 +100,9 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
         temporary.write_bytes(gzip.compress(_csv(evaluation).encode(), compresslevel=9, mtime=0))
     manifests = {f"{run.arm}/seed-{run.seed}": run.manifest for run in runs if run.manifest}
     write_text(out_dir / "manifests.json", json.dumps(manifests, indent=1, sort_keys=True) + "\n")
+    first_seeds = {run.arm: run for run in reversed(runs)}
+    write_records(out_dir / "episodes.jsonl", [
+        record for arm in sorted(first_seeds) for record in _episodes(first_seeds[arm])])
 
 
 def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> Runs:
@@ -133,7 +139,7 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
         if scale is not None and key not in {f"{arm}/seed-{config.seed}" for arm in _arms(config, experiment, scale)}:
             raise DataError(f"{where}: a run of {config.experiment}/{config.arm}, not of this arm",
                             mending(folder / "manifests.json", _COLLECT))
-    return Runs(experiment, metrics, evaluation, manifests, source)
+    return Runs(experiment, metrics, evaluation, manifests, source, tuple(read_records(folder / "episodes.jsonl")))
 
 
 def read_folders(folders: Iterable[Path], scale: Scale) -> dict[str, Runs]:
@@ -186,6 +192,15 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
         raise DataError(f"{folder}: a run of {config.experiment}/{config.arm}, which is not an arm of {experiment}",
                         "pass runs of one experiment only")
     return [_Run(folder, experiment, arm, config.seed, metrics, evaluation, manifest) for arm in arms]
+
+
+def _episodes(run: _Run) -> list[GroupRecord]:
+    """One training group and one evaluation episode of each label, with the run's code and initial policy."""
+    files = [file for name in ("episodes.jsonl", "evaluation.episodes.jsonl") if (file := run.folder / name).exists()]
+    last_of_label = {record.label: record for file in files for record in read_records(file)}
+    policy = {name: digest for name, digest in run.manifest.get("data", {}).items() if name.startswith("policy/")}
+    origin = {"arm": run.arm, "code_revision": run.manifest.get("code_revision"), "policy": policy}
+    return [replace(record, run=record.run | origin) for record in last_of_label.values()]
 
 
 def read_metrics(path: Path, task: str, steps: int | None = None) -> pd.DataFrame:

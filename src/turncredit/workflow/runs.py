@@ -12,7 +12,8 @@ from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.catalogue import BASE, FIGURES, TABLES
 from turncredit.workflow.call import Call
 
-COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json")  # the files of an experiment's collected runs
+# The files of an experiment's collected runs
+COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json", "episodes.jsonl")
 IMPORTED = Path("results/imported")
 Source = Literal["fresh", "shipped"]
 

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
+from turncredit.reporting.figures.episodes import episodes_figure
 from turncredit.reporting.figures.final_scores import final_scores, placement_effect
 from turncredit.reporting.figures.learning_curves import Kind, Panel, curves_figure
 from turncredit.reporting.runs import Runs
@@ -111,4 +112,5 @@ BUILDERS: dict[str, Build] = {  # catalogue.FIGURES says which experiments each 
         _ALL, ("MT-GRPO",), "minmax", "Two-turn study: reward components of MT-GRPO during training (Fig. 12)"),
     "placement_effect": placement_effect,
     "final_scores": final_scores,
+    "episodes": episodes_figure,
 }
