@@ -90,7 +90,7 @@ $(TRL)/.installed: envs/bench.txt $(VENV)
 	@touch $@
 
 bench: $(VENV) $(TRL)/.installed  ## measure a training step, also against TRL, and vLLM if test-vllm has installed it
-	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
+	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/initial/search)
 	@$(BIN)/turncredit bench --scale $(SCALE)
 
 CLUSTER_TESTS := tests/distributed tests/slurm

@@ -31,7 +31,7 @@ tokenizer) make policy/$scale/tokenizer/tokenizer.json ;;
 warm-start) make policy/$scale/$name${task:+/$task}/config.json ;;
 train) make results/$run/metrics.csv results/$run/manifest.json checkpoints/$run/final/config.json ;;
 evaluate) make results/$run/evaluation.csv ;;
-evaluate-base) make results/$scale/base/$name/seed-0/evaluation.csv ;;
+evaluate-initial) make results/$scale/untrained/$name/seed-0/evaluation.csv ;;
 collect) for file in metrics.csv evaluation.csv.gz manifests.json; do make results/$scale/$name/$file; done ;;
 figure) for end in pdf png csv; do make figures/$scale/$name.$end; done ;;
 table) for end in csv md tex; do make paper_tables/$scale/$name.$end; done ;;

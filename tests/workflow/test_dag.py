@@ -26,7 +26,7 @@ def test_everything_trains_each_distinct_arm_once_a_seed(clone: Clone, name: str
     runs = sum(scale.seeds_of(experiment) for experiment, _ in arms)
     jobs = clone.jobs("--config", f"scale={name}", "runs=fresh")
     assert (jobs["train"], jobs["evaluate"]) == (runs, runs)
-    assert jobs["collect"] == len(scale.experiments) + 1  # the base policies are collected too
+    assert jobs["collect"] == len(scale.experiments) + 1  # the untrained policies are collected too
     assert jobs["world"] == jobs["audit_table"] == 1
     indexes = sum(jobs.get(rule, 0) for rule in ("build_index", "build_further_index", "build_faiss_index"))
     assert indexes == 1 + len(scale.retrievers)
@@ -56,7 +56,7 @@ def test_fresh_runs_are_trained_although_runs_are_shipped(clone: Clone, ship: Ca
 
 
 def test_auto_prefers_fresh_runs_once_all_exist(clone: Clone, ship: Callable[..., None]) -> None:
-    ship("search", "base")
+    ship("search", "untrained")
     scale = load_scale("mini", ROOT / "config")
     runs = [clone.root / "results/mini/search" / arm / f"seed-{n}" for arm in scale.experiments["search"].arms
             for n in range(3)]
