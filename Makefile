@@ -90,8 +90,8 @@ $(TRL)/.installed: envs/bench.txt $(VENV)
 	@touch $@
 
 bench: $(VENV) $(TRL)/.installed  ## measure a training step, also against TRL, and vLLM if test-vllm has installed it
-	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base/search)
-	@$(BIN)/turncredit bench --scale $(SCALE)
+	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/initial/search)
+	@$(BIN)/python -m bench --scale $(SCALE)
 
 CLUSTER_TESTS := tests/distributed tests/slurm
 # Numeric tests hold on every CPU: they run again with the kernels of other CPUs.

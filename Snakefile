@@ -1,4 +1,4 @@
-# The whole study as one DAG: data, index, base policies, training, evaluation, tables, figures, audit.
+# The whole study as one DAG: data, index, initial policies, training, evaluation, tables, figures, audit.
 # What to compute is in config/<scale>.yaml, and where in profiles/. One call may choose with --config:
 #   scale=mini|smoke|gpu|paper   seeds=3   runs=auto|fresh|shipped   experiments=search
 # By default shipped runs are plotted. `runs=fresh` trains instead.

@@ -135,7 +135,7 @@ class Setting:
         Args:
             case: the kind of episode.
             config: gives the task and the sizes of micro-batches.
-            paths: give data and base policy.
+            paths: give data and initial policy.
             training: training settings to replace.
 
         Raises:

@@ -56,7 +56,7 @@ def run_peer(peer: Peer, root: Path, scale: str, repeats: int, threads: int) -> 
 
     Args:
         peer: the program to compare with.
-        root: the clone, with data and base policy of the scale.
+        root: the clone, with data and initial policy of the scale.
         scale: its name.
         repeats: measurements of each kind; the results are their medians.
         threads: number of threads, for both sides.

@@ -1,4 +1,4 @@
-"""Runs all benchmarks, with a scale's base policy and the number of threads of its training runs.
+"""Runs all benchmarks, with a scale's initial policy and the number of threads of its training runs.
 
 Training writes to a temporary folder only.
 """
@@ -37,14 +37,14 @@ def run_benchmark(scale: Scale, root: Path, steps: int, peers: Sequence[Peer] = 
 
     Args:
         scale: the arms of its experiment ``search`` are measured.
-        root: the clone, with data, index and base policy of the scale.
+        root: the clone, with data, index and initial policy of the scale.
         steps: measured training steps of each arm, and pairs of steps or rollouts in each comparison.
         peers: programs to compare with, where they are installed.
 
     Raises:
         ConfigError: the scale has no search experiment.
         DataError: data or index is missing or altered.
-        CheckpointError: no base policy.
+        CheckpointError: no initial policy.
         RetrieverError: the retriever cannot be reached.
         ProcessError: a peer's program failed.
     """

@@ -29,7 +29,7 @@ def arm_steps(config: RunConfig, paths: RunPaths, services: Mapping[str, Service
 
     Args:
         config: the run; it is cut to these steps, and does not validate.
-        paths: give data and base policy; checkpoints go to ``paths.checkpoints``.
+        paths: give data and initial policy; checkpoints go to ``paths.checkpoints``.
         services: services with empty caches.
         steps: number of measured steps.
         peak: FLOP/s of this machine (``matmul_peak``).

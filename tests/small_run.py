@@ -62,7 +62,7 @@ def questions(split: str, count: int) -> list[Question]:
 
 
 def make_world(root: Path) -> None:
-    """Data, index manifest and a base policy under ``root``, laid out as in a clone."""
+    """Data, index manifest and an initial policy under ``root``, laid out as in a clone."""
     data, names = root / "data" / "test", {}
     for split, count in (("train", 12), ("validation", 6), ("test", 8)):
         path = data / "questions" / f"facts.{split}.jsonl"
@@ -73,7 +73,7 @@ def make_world(root: Path) -> None:
     index = root / "index" / "test"
     index.mkdir(parents=True)
     (index / "index.json").write_text("{}")
-    _make_policy(root / "policy" / "test" / "base" / "search")
+    _make_policy(root / "policy" / "test" / "initial" / "search")
 
 
 def _make_policy(folder: Path) -> None:

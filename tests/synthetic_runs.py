@@ -90,7 +90,7 @@ def evaluation_of(experiment: str, arm: str, seed: int, found: Scale) -> pd.Data
     lift = rng.normal(0, 0.03)
     rows = []
     for dataset, hops in zip(found.evaluated(experiment), itertools.cycle((1, 2, 1, 2, 3)), strict=False):
-        level = TOP.get(arm, 0.12 if arm == "base" else 0.95) + lift - 0.08 * (hops - 1)
+        level = TOP.get(arm, 0.12 if arm == "initial" else 0.95) + lift - 0.08 * (hops - 1)
         for n in range(QUESTIONS):
             right = rng.random() < level
             searches = int(rng.integers(0, 3))
@@ -109,8 +109,8 @@ def write_experiments(root: Path, found: Scale, seeds: Mapping[str, int]) -> lis
     made: dict[tuple[str, str, int], Path] = {}
     folders = []
     for experiment, count in seeds.items():
-        if experiment == "base":
-            runs = [write_base(root, kind, found) for kind in ("base", "clean")]
+        if experiment == "untrained":
+            runs = [write_untrained(root, kind, found) for kind in ("initial", "expert")]
         else:
             arms = found.experiments[experiment].arms
             keys = [(*found.identical(experiment, arm), seed) for arm in arms for seed in range(count)]
@@ -123,8 +123,8 @@ def write_experiments(root: Path, found: Scale, seeds: Mapping[str, int]) -> lis
     return folders
 
 
-def write_base(root: Path, kind: str, found: Scale) -> Path:
-    folder = root / "base" / kind / "seed-0"
+def write_untrained(root: Path, kind: str, found: Scale) -> Path:
+    folder = root / "untrained" / kind / "seed-0"
     folder.mkdir(parents=True)
     pd.concat(evaluation_of(experiment, kind, 0, found).assign(experiment=experiment)
               for experiment in ("search", "two_turn")).to_csv(folder / "evaluation.csv", index=False)
@@ -136,4 +136,4 @@ def results(root: Path, seeds: Mapping[str, int], found: Scale | None = None) ->
     return Results(found, read_folders(write_experiments(root, found, seeds), found))
 
 
-ALL = {"search": 3, "two_turn": 3, "ablation": 3, "placement": 3, "base": 1}
+ALL = {"search": 3, "two_turn": 3, "ablation": 3, "placement": 3, "untrained": 1}

@@ -18,9 +18,9 @@ ASKED = {
     "world": ([30], 4000, 0),
     "build_index": ([30], 4000, 0),
     "tokenizer": ([30], 4000, 0),
-    "clean_policy": ([120], 4000, 0),
-    "base_policy": ([120, 120], 4000, 0),
-    "evaluate_base": ([60] * 3, 4000, 0),
+    "expert_policy": ([120], 4000, 0),
+    "initial_policy": ([120, 120], 4000, 0),
+    "evaluate_initial": ([60] * 3, 4000, 0),
     "train": ([100] * 13, 8000, 2),
     "evaluations-search": ([60, 120], 4000, 1),  # six evaluations of 30 minutes, at most four together
     "evaluations-two_turn": ([90], 4000, 1),

@@ -138,12 +138,12 @@ QUESTIONS = "data/test/questions/facts.train.jsonl"
     ("data/test/world.json", Path.unlink, ("world.json: cannot be read", REMAKE)),
     ("data/test/world.json", lambda path: path.write_text("{}"), ("world.json: cannot be read", "'sha256'")),
     ("data/test/world.json", lambda path: path.write_text("[]"), ("world.json: cannot be read",)),
-    ("policy/test/base/search/model.safetensors", Path.unlink, ("policy/test/base/search", "snakemake")),
-    ("policy/test/base/search/model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]),
-     ("policy/test/base/search: the policy cannot be loaded", "make it again")),
-    ("policy/test/base/search/tokenizer.json", lambda path: path.write_text("{"),
-     ("policy/test/base/search: no readable tokenizer",)),
-    ("policy/test/base/search/config.json", lambda path: path.write_text("{}"), ("policy/test/base/search",))])
+    ("policy/test/initial/search/model.safetensors", Path.unlink, ("policy/test/initial/search", "snakemake")),
+    ("policy/test/initial/search/model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]),
+     ("policy/test/initial/search: the policy cannot be loaded", "make it again")),
+    ("policy/test/initial/search/tokenizer.json", lambda path: path.write_text("{"),
+     ("policy/test/initial/search: no readable tokenizer",)),
+    ("policy/test/initial/search/config.json", lambda path: path.write_text("{}"), ("policy/test/initial/search",))])
 def test_a_missing_or_altered_file_is_refused_before_any_step(clone: Clone, file: str, change: Callable[[Path], Any],
                                                               says: tuple[str, ...]) -> None:
     change(clone.root / file)
@@ -164,8 +164,8 @@ def test_an_altered_corpus_is_not_indexed(clone: Clone) -> None:
 def test_policies_are_not_made_of_an_altered_world(clone: Clone, command: str) -> None:
     (clone.root / QUESTIONS).write_text("")
     (clone.root / "data" / "test" / "corpus.jsonl").write_text('{"id": "0", "contents": "x"}\n')
-    shutil.copytree(clone.root / "policy/test/base/search", clone.root / "policy/test/tokenizer")
-    arguments = [command, "clean"] if command == "warm-start" else [command]
+    shutil.copytree(clone.root / "policy/test/initial/search", clone.root / "policy/test/tokenizer")
+    arguments = [command, "expert"] if command == "warm-start" else [command]
     clone.refuses(*arguments, says=("differs from the sha256", REMAKE))
 
 

@@ -91,10 +91,11 @@ def test_a_faulty_configuration_is_named(tmp_path: Path, old: str, new: str, say
     (["figure", "fig3_training_dynamics"], "results/mini/search, or"),
     (["figure", "fig3_training_dynamics"], "snakemake --cores 2 figures/mini/fig3_training_dynamics.pdf"),
     (["figure", "fig3_training_dynamics", "results/mini/two_turn"], "reads the runs of search; pass their folders"),
-    (["table", "table2_answer"], "reads the runs of search, base; pass their folders"),
+    (["table", "table2_answer"], "reads the runs of search, untrained; pass their folders"),
     (["audit"], "snakemake --cores 2 audit --config scale=mini"),
     (["readme"], "snakemake --cores 2 readme --config scale=mini"),
-    (["readme", "results/mini/base", "results/mini/search", "results/mini/two_turn"], "of ablation, placement; pass"),
+    (["readme", "results/mini/untrained", "results/mini/search", "results/mini/two_turn"],
+     "of ablation, placement; pass"),
 ])
 def test_a_page_of_no_runs_is_not_written_over_a_good_one(tmp_path: Path, arguments: list[str], says: str) -> None:
     root = config_with(tmp_path, "seeds: 3", "seeds: 3")
@@ -124,7 +125,7 @@ def test_a_scale_that_fetches_nothing_says_so() -> None:
     (["train", "--experiment", "search", "--arm", "MT-PP"], "did you mean 'MT-PPO'?"),
     (["train", "--experiment", "search", "--arm", "MT-PPO", "--seed", "-1"], "seed -1 is negative"),
     (["train", "--experiment", "search", "--arm", "MT-PPO", "--scale", "mimi"], "did you mean 'mini'?"),
-    (["warm-start", "base", "--task", "serch"], "did you mean 'search'?"),
+    (["warm-start", "initial", "--task", "serch"], "did you mean 'search'?"),
     (["headline", "--scale", "smoke"], "paper_tables/smoke/headline.txt"),
     (["figure", "fig3_training"], "did you mean 'fig3_training_dynamics'?"),
     (["table", "table2_answers"], "did you mean 'table2_answer'?"),

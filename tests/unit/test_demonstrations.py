@@ -180,7 +180,7 @@ def skeleton(stage: Stage, text: str) -> list[str]:
     return [f"[{stage.renamer.kind(piece)}]" if is_name else piece for piece, is_name in stage.renamer.pieces(text)]
 
 
-FLAWED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}
+DEGRADED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}
 SAME = """
 import sys
 from pathlib import Path
@@ -192,8 +192,8 @@ print(fingerprint(open_stage(Path(sys.argv[1]))))
 
 def fingerprint(stage: Stage) -> str:
     rng = random.Random(5)
-    shown = stage.play(SEARCH, stage.asked(SEARCH), **FLAWED)
-    rates = flaw_rates([kind_of(question) for question in stage.questions], FLAWED, 0.5, 0)
+    shown = stage.play(SEARCH, stage.asked(SEARCH), **DEGRADED)
+    rates = flaw_rates([kind_of(question) for question in stage.questions], DEGRADED, 0.5, 0)
     everything = repr((shown, [renamed(d, stage.renamer, rng) for d in shown], rates))
     return hashlib.sha256(everything.encode()).hexdigest()
 
@@ -207,10 +207,10 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process(stage: Stage) -> None
 def test_seeds_and_repetitions_differ(stage: Stage) -> None:
     question = stage.asked(SEARCH)[0]
     state = random.getstate()
-    twice = stage.play(SEARCH, [question] * 12, **FLAWED)
+    twice = stage.play(SEARCH, [question] * 12, **DEGRADED)
     assert len(set(map(repr, twice))) > 3
-    assert stage.play(SEARCH, [question] * 12, seed=1, **FLAWED) != twice
-    assert stage.play(SEARCH, [question] * 12, **FLAWED) == twice
+    assert stage.play(SEARCH, [question] * 12, seed=1, **DEGRADED) != twice
+    assert stage.play(SEARCH, [question] * 12, **DEGRADED) == twice
     assert random.getstate() == state
 
 

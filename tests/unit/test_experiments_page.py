@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from turncredit.config.load import load_scale
-from turncredit.reporting.catalogue import BASE
+from turncredit.reporting.catalogue import UNTRAINED
 from turncredit.reporting.findings import early_scores, separated_pairs
 from turncredit.reporting.runs import read_folders
 from turncredit.reporting.scores import ArmRuns, Results
@@ -21,7 +21,7 @@ from turncredit.reporting.statistics import Array
 ROOT = Path(__file__).parents[2]
 RUNS, TABLES = ROOT / "results/shipped/mini", ROOT / "paper_tables/shipped/mini"
 CRITIC, GROUP = ("PPO-OR", "PPO-MR", "MT-PPO"), ("GRPO-OR", "GRPO-MR", "MT-GRPO")
-POLICIES = {"clean": "clean", "base": "base", "base, closed book": "closed_book"}
+POLICIES = {"expert": "expert", "initial": "initial", "initial, closed book": "closed_book"}
 
 
 def plain(text: str) -> str:
@@ -35,7 +35,7 @@ SHOWN = plain(PAGE.split("## What the shipped runs show")[1])
 @pytest.fixture(scope="module")
 def results() -> Results:
     scale = load_scale("mini", ROOT / "config")
-    return Results(scale, read_folders([RUNS / name for name in (BASE, *scale.experiments)], scale))
+    return Results(scale, read_folders([RUNS / name for name in (UNTRAINED, *scale.experiments)], scale))
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +116,11 @@ def fragments(results: Results, arms: dict[str, ArmRuns]) -> Iterator[str]:
              for n in (5, 6)]
     yield f"N_max of 5 or 6 changes final exact match by {limit[0]} and {limit[1]}"
     yield f"is higher by {cell('ablation', 'turns-6 minus lambda-0.1', 'format', 'Ours, differences')}"
-    clean = results.base("clean", "search")
-    assert clean is not None
-    ceiling = clean.final("answer_correct", ["inverse", "chain"])[0]
+    expert = results.untrained("expert", "search")
+    assert expert is not None
+    ceiling = expert.final("answer_correct", ["inverse", "chain"])[0]
     yield (f"exact match ends at {spread([*inverse.values()], 2)} and on `chain` (three hops) at "
-           f"{spread([*chain.values()], 2)}, where the clean policy has {ceiling[0]:.2f} and {ceiling[1]:.2f}")
+           f"{spread([*chain.values()], 2)}, where the expert policy has {ceiling[0]:.2f} and {ceiling[1]:.2f}")
     yield f"on the training domain ends at {spread([*inside.values()], 2)}"
 
 
@@ -153,7 +153,7 @@ def test_counts_and_verdicts_are_those_of_the_files(results: Results, arms: dict
             f"{first['contradicted']} contradicted, {first['inconclusive']} inconclusive") in SHOWN
     collapses = pd.read_csv(TABLES / "search_summary.csv", keep_default_na=False)
     assert set(collapses[collapses["column"] == "collapsed seeds"]["text"]) == {"0 of 10"}
-    book = results.base("closed_book", "search")
+    book = results.untrained("closed_book", "search")
     assert book is not None
     assert book.final("answer_correct", results.datasets).max() == 0
     intervals = [cell("table2_answer", arm, "average") for arm in arms]
@@ -180,8 +180,8 @@ def test_arms_are_separated_where_the_page_says(results: Results, arms: dict[str
 
 def test_the_table_of_kept_policies_is_their_evaluation(results: Results) -> None:
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()
-            if re.match(r"\| (clean|base|base, closed book) \|", line)]
-    episodes = results.runs[BASE].evaluation
+            if re.match(r"\| (expert|initial|initial, closed book) \|", line)]
+    episodes = results.runs[UNTRAINED].evaluation
     assert len(rows) == 9
     for policy, task, decoding, *written in rows:
         experiment = {"search": "search", "two turns": "two_turn"}[task]

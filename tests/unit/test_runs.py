@@ -33,7 +33,7 @@ def pair(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return synthetic.results(tmp_path_factory.mktemp("all"), {"search": 2, "ablation": 2, "base": 1})
+    return synthetic.results(tmp_path_factory.mktemp("all"), {"search": 2, "ablation": 2, "untrained": 1})
 
 
 def test_collected_cells_are_the_runs_own(pair: list[Path], tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ def test_scores_by_hand(everything: Results) -> None:
 
 def test_untrained_policies_are_read_by_the_task_they_played(everything: Results) -> None:
     for experiment in ("search", "two_turn"):
-        found = everything.base("base", experiment)
+        found = everything.untrained("initial", experiment)
         assert found is not None
         assert len(found.evaluation) == 5 * synthetic.QUESTIONS
-    assert everything.base("closed_book", "search") is None
+    assert everything.untrained("closed_book", "search") is None
 
 
 def test_sampled_episodes_are_in_no_score(everything: Results) -> None:

@@ -144,11 +144,11 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(root, tmp_pa
     assert untimed(paths.run / "metrics.csv") == untimed(whole.run / "metrics.csv")
 
 
-@pytest.mark.parametrize("changed", ["configuration", "base policy"])
+@pytest.mark.parametrize("changed", ["configuration", "initial policy"])
 def test_what_was_made_of_other_things_is_not_resumed(root, caplog, changed):
     train(root, config("chains", steps=1))
-    if changed == "base policy":
-        weights = root / "policy" / "test" / "base" / "search" / "model.safetensors"
+    if changed == "initial policy":
+        weights = root / "policy" / "test" / "initial" / "search" / "model.safetensors"
         save_file({name: value * 0.9 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
     paths = train(root, config("chains", steps=2 if changed == "configuration" else 1))
     assert "training from the start" in caplog.text
@@ -200,15 +200,15 @@ def test_evaluation_asks_every_arm_the_same_and_plays_each_decoding(root):
     paths = train(root, run)
     with served():
         for policy, output in ((paths.final_policy, paths.run / "evaluation.csv"),
-                               (paths.policy, root / "base.csv"), (paths.policy, root / "again.csv")):
+                               (paths.policy, root / "initial.csv"), (paths.policy, root / "again.csv")):
             evaluate_run(policy, run, service_settings(paths), data=paths.data, output=output,
                          decodings=("greedy", "sampled"))
         closed_book = run.model_copy(update={"task": run.task.model_copy(update={"max_turns": 1})})
         evaluate_run(paths.policy, closed_book, service_settings(paths), data=paths.data, output=root / "closed.csv")
-    table, base, closed = map(pd.read_csv, (paths.run / "evaluation.csv", root / "base.csv", root / "closed.csv"))
-    assert table["question_id"].tolist() == base["question_id"].tolist()
+    table, initial, closed = map(pd.read_csv, (paths.run / "evaluation.csv", root / "initial.csv", root / "closed.csv"))
+    assert table["question_id"].tolist() == initial["question_id"].tolist()
     assert table.groupby("decoding").size().to_dict() == {"greedy": 8, "sampled": 8}
-    assert (root / "base.csv").read_bytes() == (root / "again.csv").read_bytes()
+    assert (root / "initial.csv").read_bytes() == (root / "again.csv").read_bytes()
     assert closed["searches"].sum() == 0
     assert closed["turns"].max() == 1
 

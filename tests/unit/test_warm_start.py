@@ -23,7 +23,14 @@ from turncredit.config.task import TaskConfig
 from turncredit.credit.rows import Row
 from turncredit.errors import CheckpointError, DataError, NonFiniteError
 from turncredit.miniature import warm_start
-from turncredit.miniature.warm_start import demonstration_rows, imitate, make_base, make_clean, make_tokenizer, render
+from turncredit.miniature.warm_start import (
+    demonstration_rows,
+    imitate,
+    make_expert,
+    make_initial,
+    make_tokenizer,
+    render,
+)
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.policy.tokenizer import END, Codec
@@ -38,8 +45,8 @@ from turncredit.training.batch import Batch
 from turncredit.types import TurnStop
 
 EACH_TASK = pytest.mark.parametrize("task", [SEARCH, TOOL], ids=lambda task: task.name)
-FLAWED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}
-START = WarmStartConfig(batch=8, clean_steps=3, flawed_steps=2, one_hop_epochs=2, warmup_steps=1, threads=1,
+DEGRADED = {"no_search": 0.3, "wrong_query": 0.3, "repeated_search": 0.3, "broken_tags": 0.3}
+START = WarmStartConfig(batch=8, expert_steps=3, degraded_steps=2, one_hop_epochs=2, warmup_steps=1, threads=1,
                         flaws=dict.fromkeys(FLAWS, 0.5))
 ALGORITHMS = yaml.safe_load((Path(__file__).parents[2] / "config" / "algorithms.yaml").read_text())["algorithms"]
 
@@ -59,8 +66,8 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield made
 
 
-def rows(stage: Stage, task: TaskConfig = SEARCH, *, flawed: bool = False, **changes: object) -> Iterator[list[Row]]:
-    return demonstration_rows(scale(**changes), [task], stage.data, stage.root, stage.codec, flawed=flawed)
+def rows(stage: Stage, task: TaskConfig = SEARCH, *, degraded: bool = False, **changes: object) -> Iterator[list[Row]]:
+    return demonstration_rows(scale(**changes), [task], stage.data, stage.root, stage.codec, degraded=degraded)
 
 
 # --- the tokenizer ----------------------------------------------------------------------------------------------------
@@ -98,7 +105,7 @@ def test_a_tokenizer_that_is_not_there_leaves_nothing(stage: Stage, tmp_path: Pa
 
 @EACH_TASK
 def test_loss_is_on_what_was_said_and_on_nothing_else(stage: Stage, task: TaskConfig) -> None:
-    for demonstration in stage.play(task, stage.asked(task), **FLAWED):
+    for demonstration in stage.play(task, stage.asked(task), **DEGRADED):
         row = render(demonstration, stage.codec)
         ids, mask = row.transcript.ids, row.loss_mask
         assert len(ids) == len(mask)
@@ -130,7 +137,7 @@ class Script:
 def test_a_row_is_the_rollout_of_an_agent_that_says_the_same(stage: Stage, task: QuestionTaskConfig) -> None:
     """Prompt, scaffolding and order of tokens are those that the trained policy will meet, id by id."""
     questions = stage.asked(task)
-    for question, demonstration in zip(questions, stage.play(task, questions, **FLAWED), strict=True):
+    for question, demonstration in zip(questions, stage.play(task, questions, **DEGRADED), strict=True):
         engine = Script(demonstration.text_K, stage.codec)
         services = {SERVICE: SearchService(stage.search, task.top_k)}
         group, = rollout([question], make_task(task), engine, services, stage.codec,  # type: ignore[arg-type]
@@ -146,7 +153,7 @@ def of_questions(chunk: Sequence[Row]) -> list[str]:
     return [row.transcript.question_id for row in chunk]
 
 
-def test_clean_rows_take_one_hop_first_and_then_everything(stage: Stage) -> None:
+def test_expert_rows_take_one_hop_first_and_then_everything(stage: Stage) -> None:
     first, second = itertools.islice(rows(stage), 2)
     one_hop = {question.id for question in stage.questions if question.hops == 1}
     everything = sorted(question.id for question in stage.questions)
@@ -158,14 +165,14 @@ def test_clean_rows_take_one_hop_first_and_then_everything(stage: Stage) -> None
     assert of_questions(second) != ids[warm:]
 
 
-def test_flawed_rows_take_every_question_twice(stage: Stage) -> None:
-    first = next(rows(stage, flawed=True))
+def test_degraded_rows_take_every_question_twice(stage: Stage) -> None:
+    first = next(rows(stage, degraded=True))
     assert sorted(of_questions(first)) == sorted([question.id for question in stage.questions] * 2)
 
 
 def test_two_turns_take_questions_of_one_hop(stage: Stage) -> None:
     hops = {question.id: question.hops for question in stage.questions}
-    assert {hops[name] for name in of_questions(next(rows(stage, TOOL, flawed=True)))} == {1}
+    assert {hops[name] for name in of_questions(next(rows(stage, TOOL, degraded=True)))} == {1}
 
 
 def test_most_rows_are_renamed_and_some_are_true(stage: Stage) -> None:
@@ -176,11 +183,11 @@ def test_most_rows_are_renamed_and_some_are_true(stage: Stage) -> None:
     assert sum(true) / len(true) == pytest.approx(0.2, abs=0.08)
 
 
-@pytest.mark.parametrize("flawed", [False, True])
-def test_rows_are_the_seeds(stage: Stage, flawed: bool) -> None:
+@pytest.mark.parametrize("degraded", [False, True])
+def test_rows_are_the_seeds(stage: Stage, degraded: bool) -> None:
     def ids(seed: int) -> list[list[int]]:
         settings = START.model_copy(update={"seed": seed})
-        return [row.transcript.ids for row in next(rows(stage, flawed=flawed, warm_start=settings))]
+        return [row.transcript.ids for row in next(rows(stage, degraded=degraded, warm_start=settings))]
 
     assert ids(0) == ids(0)
     assert ids(0) != ids(1)
@@ -200,7 +207,7 @@ def test_the_loss_falls_also_on_episodes_that_were_not_seen(stage: Stage) -> Non
     held_out = next(chunks)[-20:]
     model = make_tiny_policy(POLICY, len(stage.codec.tokenizer), 0)
     before = loss_of(model, held_out)
-    imitate(model, chunks, START, steps=25, learning_rate=START.clean_learning_rate)
+    imitate(model, chunks, START, steps=25, learning_rate=START.expert_learning_rate)
     assert before > 6  # about ln 1500
     assert loss_of(model, held_out) < 0.8 * before
     assert not model.training
@@ -208,7 +215,7 @@ def test_the_loss_falls_also_on_episodes_that_were_not_seen(stage: Stage) -> Non
 
 @EACH_TASK
 def test_every_step_is_a_batch_and_each_row_of_a_chunk_comes_once(stage: Stage, task: TaskConfig) -> None:
-    chunk = next(rows(stage, task, flawed=True))
+    chunk = next(rows(stage, task, degraded=True))
     steps = list(warm_start._steps(iter([chunk]), START))
     assert len(steps) == len(chunk) // START.batch
     lengths = sorted(len(row.transcript.ids) for row in chunk)
@@ -239,12 +246,12 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_clean_and_base_policies_are_whole_folders_and_the_seeds(stage: Stage, tmp_path: Path) -> None:
+def test_expert_and_initial_policies_are_whole_folders_and_the_seeds(stage: Stage, tmp_path: Path) -> None:
     for name in ("one", "two"):
-        make_clean(scale(), stage.data, stage.root, stage.tokenizer, tmp_path / name / "clean")
+        make_expert(scale(), stage.data, stage.root, stage.tokenizer, tmp_path / name / "expert")
         for task in (SEARCH, TOOL):
-            make_base(scale(), task, stage.data, stage.root, tmp_path / name / "clean", tmp_path / name / task.name)
-    folders = ["clean", SEARCH.name, TOOL.name]
+            make_initial(scale(), task, stage.data, stage.root, tmp_path / name / "expert", tmp_path / name / task.name)
+    folders = ["expert", SEARCH.name, TOOL.name]
     made = {name: weights(tmp_path / "one" / name) for name in folders}
     assert made == {name: weights(tmp_path / "two" / name) for name in folders}
     assert len(set(made.values())) == 3
@@ -256,19 +263,19 @@ def test_clean_and_base_policies_are_whole_folders_and_the_seeds(stage: Stage, t
 
 
 @pytest.mark.numeric
-def test_a_given_policy_is_where_the_clean_one_begins(stage: Stage, tmp_path: Path) -> None:
+def test_a_given_policy_is_where_the_expert_begins(stage: Stage, tmp_path: Path) -> None:
     save_policy(make_tiny_policy(POLICY, len(stage.codec.tokenizer), 7), tmp_path / "given", stage.codec.tokenizer)
     given = POLICY.model_copy(update={"path_or_id": str(tmp_path / "given")})
     rate = 1e-9
-    still = START.model_copy(update={"clean_learning_rate": rate, "muon_learning_rate": rate, "clean_steps": 1})
-    make_clean(scale(policy=given, warm_start=still), stage.data, stage.root, stage.tokenizer, tmp_path / "clean")
-    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "clean"))
+    still = START.model_copy(update={"expert_learning_rate": rate, "muon_learning_rate": rate, "expert_steps": 1})
+    make_expert(scale(policy=given, warm_start=still), stage.data, stage.root, stage.tokenizer, tmp_path / "expert")
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("given", "expert"))
     for name, weight in before.items():  # one step moves a weight by about its learning rate, and rounds the sum
         assert (after[name] - weight).abs().max() <= 2 * rate + bound(1, weight.abs().max().item()), name
 
 
-def test_the_clean_policy_learns_every_task(stage: Stage) -> None:
-    chunk = next(demonstration_rows(scale(), [SEARCH, TOOL], stage.data, stage.root, stage.codec, flawed=False))
+def test_the_expert_policy_learns_every_task(stage: Stage) -> None:
+    chunk = next(demonstration_rows(scale(), [SEARCH, TOOL], stage.data, stage.root, stage.codec, degraded=False))
     texts = [row.transcript.turns[0].text for row in chunk]
     for tag in ("<search>", "<tool>"):
         assert any(tag in text for text in texts)
@@ -280,7 +287,7 @@ def test_an_altered_world_is_refused_and_nothing_is_written(stage: Stage, tmp_pa
     path = tmp_path / "data" / file
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     for make in (lambda out: make_tokenizer(tmp_path / "data", POLICY, out),
-                 lambda out: make_clean(scale(), tmp_path / "data", stage.root, stage.tokenizer, out)):
+                 lambda out: make_expert(scale(), tmp_path / "data", stage.root, stage.tokenizer, out)):
         with pytest.raises(DataError, match=f"{path.name}: differs from the sha256 in world.json\n  -> make it"):
             make(tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["data"]

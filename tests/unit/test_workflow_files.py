@@ -111,10 +111,10 @@ def test_an_imported_run_takes_the_place_of_a_trained_one_and_may_lack_metrics(t
 
 
 def test_untrained_policies_are_evaluated_only(tmp_path: Path) -> None:
-    assert runs(tmp_path).files("base", "metrics.csv") == []
-    assert runs(tmp_path).files("base", "evaluation.csv") == [
-        f"results/mini/base/{name}/seed-0/evaluation.csv" for name in ("base", "clean", "closed_book")]
-    assert runs(tmp_path, "paper").untrained_policies() == ["base", "closed_book", *SCALES["paper"].checkpoints]
+    assert runs(tmp_path).files("untrained", "metrics.csv") == []
+    assert runs(tmp_path).files("untrained", "evaluation.csv") == [
+        f"results/mini/untrained/{name}/seed-0/evaluation.csv" for name in ("initial", "expert", "closed_book")]
+    assert runs(tmp_path, "paper").untrained_policies() == ["initial", "closed_book", *SCALES["paper"].checkpoints]
 
 
 def test_auto_takes_fresh_runs_then_shipped_ones_then_trains(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_how_vectors_are_computed_changes_no_digest_and_what_they_are_does(tmp_p
 
 def test_the_policies_of_each_evaluation_before_reinforcement() -> None:
     mini = inputs(SCALES["mini"])
-    assert mini.policies_before_training("clean") == ["policy/mini/clean"]
-    assert mini.policies_before_training("base") == ["policy/mini/base/search", "policy/mini/base/tool_search"]
-    assert mini.policies_before_training("closed_book") == ["policy/mini/base/search"]
+    assert mini.policies_before_training("expert") == ["policy/mini/expert"]
+    assert mini.policies_before_training("initial") == ["policy/mini/initial/search", "policy/mini/initial/tool_search"]
+    assert mini.policies_before_training("closed_book") == ["policy/mini/initial/search"]
     with pytest.raises(ValueError, match="'cleen'"):
         mini.policies_before_training("cleen")
 

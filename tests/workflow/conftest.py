@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from turncredit.workflow.runs import COLLECTED
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -72,5 +74,5 @@ def ship(clone: Clone) -> Callable[..., None]:
 def touch(folder: Path) -> None:
     """Make empty collected files in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("metrics.csv", "evaluation.csv.gz", "manifests.json"):
+    for name in COLLECTED:
         (folder / name).touch()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.workflow.conftest import ROOT, Clone, touch
 from turncredit.config.load import Scale, load_scale, scale_names
+from turncredit.workflow.runs import COLLECTED
 
 SCALES = scale_names(ROOT / "config")
 FIGURE = "figures/mini/fig3_training_dynamics.pdf"
@@ -26,7 +27,7 @@ def test_everything_trains_each_distinct_arm_once_a_seed(clone: Clone, name: str
     runs = sum(scale.seeds_of(experiment) for experiment, _ in arms)
     jobs = clone.jobs("--config", f"scale={name}", "runs=fresh")
     assert (jobs["train"], jobs["evaluate"]) == (runs, runs)
-    assert jobs["collect"] == len(scale.experiments) + 1  # the base policies are collected too
+    assert jobs["collect"] == len(scale.experiments) + 1  # the untrained policies are collected too
     assert jobs["world"] == jobs["audit_table"] == 1
     indexes = sum(jobs.get(rule, 0) for rule in ("build_index", "build_further_index", "build_faiss_index"))
     assert indexes == 1 + len(scale.retrievers)
@@ -56,7 +57,7 @@ def test_fresh_runs_are_trained_although_runs_are_shipped(clone: Clone, ship: Ca
 
 
 def test_auto_prefers_fresh_runs_once_all_exist(clone: Clone, ship: Callable[..., None]) -> None:
-    ship("search", "base")
+    ship("search", "untrained")
     scale = load_scale("mini", ROOT / "config")
     runs = [clone.root / "results/mini/search" / arm / f"seed-{n}" for arm in scale.experiments["search"].arms
             for n in range(3)]
@@ -83,7 +84,7 @@ def test_shipped_runs_that_do_not_exist_are_refused(clone: Clone) -> None:
     assert "results/shipped/smoke/search: no runs are shipped\n  -> use --config runs=auto" in done.stdout
 
 
-@pytest.mark.parametrize("file", ["metrics.csv", "evaluation.csv.gz", "manifests.json"])
+@pytest.mark.parametrize("file", COLLECTED)
 def test_a_damaged_folder_of_shipped_runs_is_not_trained_again(clone: Clone, ship: Callable[..., None],
                                                                file: str) -> None:
     ship("search")

@@ -76,13 +76,13 @@ def test_a_change_of_science_reruns_exactly_the_runs_that_it_touches(later: Clon
     edit(later, "overrides: {rewards: {search_cost: 0.0}}", "overrides: {rewards: {search_cost: 0.05}}")
     jobs = later.jobs(*FRESH)
     assert (jobs["train"], jobs["evaluate"], jobs["collect"]) == (1, 1, 1)
-    assert not {"world", "build_index", "clean_policy", "base_policy"} & set(jobs)
+    assert not {"world", "build_index", "expert_policy", "initial_policy"} & set(jobs)
 
 
 def test_a_change_of_the_world_reruns_everything(later: Clone) -> None:
     edit(later, "cities: 100", "cities: 101")
     jobs = later.jobs(*FRESH)
-    assert jobs["world"] == jobs["build_index"] == jobs["clean_policy"] == 1
+    assert jobs["world"] == jobs["build_index"] == jobs["expert_policy"] == 1
     assert jobs["train"] == jobs["evaluate"] == 13
 
 
@@ -106,7 +106,7 @@ def test_checkpoints_that_were_deleted_are_not_missed(later: Clone) -> None:
 def test_shipping_copies_runs_and_then_the_pages_drawn_from_them(later: Clone) -> None:
     later.snakemake("ship_runs", *FRESH)
     shipped = later.root / "results/shipped/smoke"
-    assert {p.name for p in shipped.iterdir()} == {"base", "search", "two_turn", "ablation", "placement"}
+    assert {p.name for p in shipped.iterdir()} == {"untrained", "search", "two_turn", "ablation", "placement"}
     assert (shipped / "search" / "evaluation.csv.gz").exists()
     later.snakemake("ship_pages", "--config", "scale=smoke", "runs=shipped")
     assert {p.stem for p in (later.root / "figures/shipped/smoke").iterdir()} == set(FIGURES)

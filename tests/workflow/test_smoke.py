@@ -62,14 +62,14 @@ def test_every_page_is_there(finished: Clone) -> None:
     assert not audit["runs"].str.contains("shipped", na=False).any()
 
 
-def test_every_run_has_its_three_files_and_a_policy(finished: Clone) -> None:
+def test_every_run_has_its_files_and_a_policy(finished: Clone) -> None:
     scale = load_scale("smoke", finished.root / "config")
     for experiment, settings in scale.experiments.items():
         for arm in settings.arms:
             where, name = scale.identical(experiment, arm)
             run = Path("smoke", where, name, "seed-0")
             assert {p.name for p in (finished.root / "results" / run).iterdir()} == {
-                "metrics.csv", "evaluation.csv", "manifest.json"}
+                "metrics.csv", "manifest.json", "episodes.jsonl", "evaluation.csv", "evaluation.episodes.jsonl"}
             assert (finished.root / "checkpoints" / run / "final" / "config.json").exists()
 
 

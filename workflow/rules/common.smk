@@ -41,7 +41,7 @@ wildcard_constraints:
     experiment="[a-z_]+",
     arm="[A-Za-z0-9._-]+",
     seed="[0-9]+",
-    kind="base|clean|closed_book",
+    kind="initial|expert|closed_book",
     task=one_of({task for scale in SCALES.values() for task in task_experiments(scale)}),
     checkpoint=one_of({name for scale in SCALES.values() for name in scale.checkpoints}),
     name="[a-z0-9_]+",

@@ -11,7 +11,7 @@ rule evaluate:
     log:
         "logs/{scale}/evaluate/{experiment}/{arm}/seed-{seed}.log",
     wildcard_constraints:
-        experiment="(?!base/)[a-z_]+",
+        experiment="(?!untrained/)[a-z_]+",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
@@ -46,15 +46,15 @@ rule evaluate_imported:
         " --seed {wildcards.seed} > {log} 2>&1"
 
 
-rule evaluate_base:
+rule evaluate_initial:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].indexes(*(["search"] if w.kind == "closed_book" else SCALES[w.scale].experiments)),
         policies=lambda w: INPUTS[w.scale].policies_before_training(w.kind),
     output:
-        "results/{scale}/base/{kind}/seed-0/evaluation.csv",
+        "results/{scale}/untrained/{kind}/seed-0/evaluation.csv",
     log:
-        "logs/{scale}/evaluate/base/{kind}.log",
+        "logs/{scale}/evaluate/untrained/{kind}.log",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
@@ -63,7 +63,7 @@ rule evaluate_base:
     message:
         "evaluate: {wildcards.kind}, before reinforcement"
     shell:
-        "turncredit evaluate-base {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit evaluate-initial {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule evaluate_checkpoint:
@@ -72,9 +72,9 @@ rule evaluate_checkpoint:
         lambda w: INPUTS[w.scale].indexes(SCALES[w.scale].checkpoint(w.checkpoint).experiment),
         policy=rules.pretrained_checkpoint.output,
     output:
-        "results/{scale}/base/{checkpoint}/seed-0/evaluation.csv",
+        "results/{scale}/untrained/{checkpoint}/seed-0/evaluation.csv",
     log:
-        "logs/{scale}/evaluate/base/{checkpoint}.log",
+        "logs/{scale}/evaluate/untrained/{checkpoint}.log",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads

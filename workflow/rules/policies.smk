@@ -1,5 +1,5 @@
-# Policies before reinforcement. With a warm start: a tokenizer, the clean policy (trained on flawless demonstrations, an
-# upper reference) and each task's base policy (trained on flawed ones). Without: a pretrained policy, unchanged.
+# Policies before reinforcement. With a warm start: a tokenizer, the expert policy (trained on correct demonstrations, an
+# upper reference) and each task's initial policy (trained on degraded ones). Without: a pretrained policy, unchanged.
 # Last, the pretrained checkpoints that are evaluated only.
 
 WARM_START_SCALES = one_of(name for name, scale in SCALES.items() if scale.warm_start is not None)
@@ -24,17 +24,17 @@ rule tokenizer:
         "turncredit tokenizer --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule clean_policy:
+rule expert_policy:
     input:
         rules.world.output,
         rules.tokenizer.output,
         lambda w: INPUTS[w.scale].index(),
     output:
-        directory("policy/{scale}/clean"),
+        directory("policy/{scale}/expert"),
     log:
-        "logs/{scale}/warm-start/clean.log",
+        "logs/{scale}/warm-start/expert.log",
     benchmark:
-        "benchmarks/{scale}/warm-start/clean.tsv"
+        "benchmarks/{scale}/warm-start/expert.tsv"
     wildcard_constraints:
         scale=WARM_START_SCALES,
     conda:
@@ -43,22 +43,22 @@ rule clean_policy:
     params:
         settings=lambda w: INPUTS[w.scale].warm_start_digest(*task_experiments(SCALES[w.scale])),
     message:
-        "warm start: the clean policy of scale {wildcards.scale}"
+        "warm start: the expert policy of scale {wildcards.scale}"
     shell:
-        "turncredit warm-start clean --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit warm-start expert --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule base_policy:
+rule initial_policy:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].index(),
-        clean=rules.clean_policy.output,
+        expert=rules.expert_policy.output,
     output:
-        directory("policy/{scale}/base/{task}"),
+        directory("policy/{scale}/initial/{task}"),
     log:
-        "logs/{scale}/warm-start/base-{task}.log",
+        "logs/{scale}/warm-start/initial-{task}.log",
     benchmark:
-        "benchmarks/{scale}/warm-start/base-{task}.tsv"
+        "benchmarks/{scale}/warm-start/initial-{task}.tsv"
     wildcard_constraints:
         scale=WARM_START_SCALES,
     conda:
@@ -67,16 +67,16 @@ rule base_policy:
     params:
         settings=lambda w: INPUTS[w.scale].warm_start_digest(w.task),
     message:
-        "warm start: the base policy of {wildcards.task} at scale {wildcards.scale}"
+        "warm start: the initial policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
-        "turncredit warm-start base --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit warm-start initial --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule pretrained_policy:
     input:
         lambda w: INPUTS[w.scale].policy(SCALES[w.scale].policy.path_or_id),
     output:
-        directory("policy/{scale}/base/{task}"),
+        directory("policy/{scale}/initial/{task}"),
     log:
         "logs/{scale}/import-policy/{task}.log",
     wildcard_constraints:
@@ -86,7 +86,7 @@ rule pretrained_policy:
     params:
         settings=lambda w: digest(SCALES[w.scale].policy),
     message:
-        "policy: the pretrained base policy of {wildcards.task} at scale {wildcards.scale}"
+        "policy: the pretrained initial policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
         "turncredit import-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
 

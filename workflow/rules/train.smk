@@ -7,7 +7,7 @@ rule train:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].indexes(run_config(w).experiment),
-        base=lambda w: f"policy/{w.scale}/base/{run_config(w).task.name}",
+        initial=lambda w: f"policy/{w.scale}/initial/{run_config(w).task.name}",
     output:
         metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
         manifest="results/{scale}/{experiment}/{arm}/seed-{seed}/manifest.json",
@@ -17,7 +17,7 @@ rule train:
     benchmark:
         "benchmarks/{scale}/train/{experiment}/{arm}/seed-{seed}.tsv"
     wildcard_constraints:
-        experiment="(?!base/)[a-z_]+",
+        experiment="(?!untrained/)[a-z_]+",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads

@@ -16,10 +16,10 @@ PANEL = "Policies"
 
 
 class WarmStarted(StrEnum):
-    """A policy trained on flawless demonstrations (``clean``) or on flawed ones (``base``, where all arms start)."""
+    """``expert`` is trained on correct demonstrations; ``initial``, where a task's arms start, then on degraded ones."""
 
-    CLEAN = "clean"
-    BASE = "base"
+    EXPERT = "expert"
+    INITIAL = "initial"
 
 
 @policies.command(rich_help_panel=PANEL)
@@ -31,40 +31,40 @@ def tokenizer(scale: ScaleName = "mini", root: Root = Path()) -> None:
 
 
 @policies.command("warm-start", rich_help_panel=PANEL)
-def warm_start(kind: WarmStarted, task: Annotated[str, typer.Option(help="the task of a base policy")] = "search",
+def warm_start(kind: WarmStarted, task: Annotated[str, typer.Option(help="the task of an initial policy")] = "search",
                scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Train a policy on demonstrations: the clean one from scratch, or a base policy from the clean one."""
-    from turncredit.miniature.warm_start import make_base, make_clean
+    """Train a policy on demonstrations: the expert policy from scratch, or an initial policy from the expert."""
+    from turncredit.miniature.warm_start import make_expert, make_initial
 
     settings = scale_at(scale, root)
     data, index, policy = (root / part / scale for part in ("data", "index", "policy"))
-    if kind is WarmStarted.CLEAN:
-        make_clean(settings, data, index, policy / "tokenizer", policy / "clean")
+    if kind is WarmStarted.EXPERT:
+        make_expert(settings, data, index, policy / "tokenizer", policy / "expert")
     else:
         played = settings.experiments[experiment_of_task(settings, task)].task
-        make_base(settings, played, data, index, policy / "clean", policy / "base" / task)
+        make_initial(settings, played, data, index, policy / "expert", policy / "initial" / task)
 
 
 @policies.command("import-policy", rich_help_panel=PANEL)
-def import_policy(task: Annotated[str | None, typer.Option(help="the task of a base policy")] = None,
+def import_policy(task: Annotated[str | None, typer.Option(help="the task of an initial policy")] = None,
                   checkpoint: Annotated[str | None, typer.Option(help="one of the scale's `checkpoints`")] = None,
                   scale: ScaleName = "paper", root: Root = Path()) -> None:
-    """Import a pretrained policy: the base policy of a scale without a warm start, or one of its checkpoints."""
+    """Import a pretrained policy: the initial policy of a scale without a warm start, or one of its checkpoints."""
     from turncredit.data.sources import load_registry
     from turncredit.policy import pretrained
 
     settings, registry = scale_at(scale, root), load_registry(root)
     if (task is None) == (checkpoint is None):
         raise ConfigError("import-policy: pass exactly one of --task or --checkpoint",
-                          "--task for a base policy, --checkpoint for a policy that is evaluated only")
+                          "--task for an initial policy, --checkpoint for a policy that is evaluated only")
     if checkpoint is not None:
         source = settings.checkpoint(checkpoint)
         pretrained.import_policy(source.path_or_id, source.revision, registry,
                                  root / "policy" / scale / "checkpoints" / checkpoint)
     elif settings.warm_start is not None or settings.policy.path_or_id is None:
-        raise ConfigError(f"scale {scale!r} trains its own base policies",
-                          f"turncredit warm-start base --task {task}")
+        raise ConfigError(f"scale {scale!r} trains its own initial policies",
+                          f"turncredit warm-start initial --task {task}")
     else:
         played = settings.experiments[experiment_of_task(settings, str(task))].task.name
         pretrained.import_policy(settings.policy.path_or_id, settings.policy.revision, registry,
-                                 root / "policy" / scale / "base" / played)
+                                 root / "policy" / scale / "initial" / played)

@@ -33,7 +33,7 @@ def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and eval
 
 
 @reports.command(rich_help_panel=PANEL)
-def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the scale, or `base`")],
+def collect(experiment: Annotated[str, typer.Argument(help="an experiment of the scale, or `untrained`")],
             runs: Annotated[list[Path], typer.Argument(help="folders of its runs")],
             scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Join the runs of one experiment into three files, from which pages are made and which are shipped."""
@@ -80,7 +80,7 @@ def audit(folders: Folders = None,
     from turncredit.files import write_text
     from turncredit.reporting.audit import audit as audit_of
     from turncredit.reporting.audit_page import save
-    from turncredit.reporting.catalogue import BASE, check_folders
+    from turncredit.reporting.catalogue import UNTRAINED, check_folders
     from turncredit.reporting.findings import findings
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
@@ -88,7 +88,7 @@ def audit(folders: Folders = None,
     from turncredit.reporting.summary import report_section, terminal_summary
 
     settings = scale_at(scale, root)
-    check_folders("audit", [BASE, *settings.experiments], folders or [], settings, root,
+    check_folders("audit", [UNTRAINED, *settings.experiments], folders or [], settings, root,
                   f"audit --config scale={scale}")
     runs = read_folders(folders or (), settings)
     entries, sentences = audit_of(runs, settings, read_reported(root / FOLDER)), findings(Results(settings, runs))
@@ -115,7 +115,7 @@ def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.
            scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Write the results section of the README from collected runs."""
     from turncredit.reporting.audit import audit as audit_of
-    from turncredit.reporting.catalogue import BASE, check_folders
+    from turncredit.reporting.catalogue import UNTRAINED, check_folders
     from turncredit.reporting.findings import findings
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
@@ -123,7 +123,7 @@ def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.
     from turncredit.reporting.summary import readme_section, update_readme
 
     settings = scale_at(scale, root)
-    check_folders("readme", [BASE, *settings.experiments], folders or [], settings, root,
+    check_folders("readme", [UNTRAINED, *settings.experiments], folders or [], settings, root,
                   f"readme --config scale={scale}", complete=True)
     shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
     runs = read_folders(folders or (), settings)

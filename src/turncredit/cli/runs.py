@@ -22,10 +22,10 @@ Seed = Annotated[int, typer.Option("--seed", help="training seed, from 0")]
 
 
 class Untrained(StrEnum):
-    """A policy before reinforcement; ``closed_book`` is the base policy without a retriever."""
+    """A policy before reinforcement; ``closed_book`` is the initial policy without a retriever."""
 
-    BASE = "base"
-    CLEAN = "clean"
+    INITIAL = "initial"
+    EXPERT = "expert"
     CLOSED_BOOK = "closed_book"
 
 
@@ -81,8 +81,8 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Sc
     evaluate_run(policy, config, services, data=paths.data, output=output / "evaluation.csv")
 
 
-@runs.command("evaluate-base", rich_help_panel=PANEL)
-def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path()) -> None:
+@runs.command("evaluate-initial", rich_help_panel=PANEL)
+def evaluate_initial(kind: Untrained, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Play all test questions with a policy before reinforcement, greedily and sampled.
 
     All tasks are played; closed_book plays `search` only. The column `experiment` names a task's first experiment.
@@ -90,7 +90,7 @@ def evaluate_base(kind: Untrained, scale: ScaleName = "mini", root: Root = Path(
     settings = scale_at(scale, root)
     tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
         e.task.name for e in settings.experiments.values())
-    policy = root / "policy" / scale / "clean" if kind is Untrained.CLEAN else None
+    policy = root / "policy" / scale / "expert" if kind is Untrained.EXPERT else None
     _evaluate_untrained(settings, root, kind, [experiment_of_task(settings, task) for task in tasks], policy,
                         ("greedy", "sampled"), closed_book=kind is Untrained.CLOSED_BOOK)
 
@@ -107,14 +107,14 @@ def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the sca
 
 def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[str], policy: Path | None,
                         decodings: tuple[Literal["greedy", "sampled"], ...], *, closed_book: bool = False) -> None:
-    """Evaluate a policy that was not trained here, as the run ``base/{name}``.
+    """Evaluate a policy that was not trained here, as the run ``untrained/{name}``.
 
     Args:
         scale: its configuration.
         root: the clone.
         name: of the run.
         experiments: the experiments whose tasks and test questions are played.
-        policy: the policy's folder; None: the base policy of each task.
+        policy: the policy's folder; None: the initial policy of each task.
         decodings: ways to decode; all questions are played with each.
         closed_book: cut episodes to one turn, which cannot search.
     """
@@ -136,5 +136,5 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
             evaluate_run(policy or paths.policy, config, ServiceSettings(scale.retriever_of(experiment), paths.index),
                          data=paths.data, output=played, decodings=decodings)
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
-    with atomic(root / "results" / scale.name / "base" / name / "seed-0" / "evaluation.csv") as temporary:
+    with atomic(root / "results" / scale.name / "untrained" / name / "seed-0" / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")

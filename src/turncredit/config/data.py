@@ -50,7 +50,7 @@ class QuestionsConfig(StrictModel):
 
 
 class PolicyConfig(StrictModel):
-    """The base policy: a small Qwen2 made here, or any path or hub id that transformers loads."""
+    """The model: a small Qwen2 made here, or any path or hub id that transformers loads."""
 
     path_or_id: str | None = None
     revision: str | None = optional()  # of a hub id: a commit
@@ -64,16 +64,16 @@ class PolicyConfig(StrictModel):
 
 
 class WarmStartConfig(StrictModel):
-    """Supervised start: skills from clean demonstrations, then habits from flawed ones."""
+    """Supervised start: skills from correct demonstrations, then bad habits from degraded ones."""
 
     seed: int = 0
     batch: int = Field(48, ge=1)  # demonstrations an optimiser step
-    clean_steps: int = Field(1200, ge=1)  # of the clean policy, the ceiling of every arm
-    flawed_steps: int = Field(300, ge=1)  # from the clean policy to a task's base policy
+    expert_steps: int = Field(1200, ge=1)  # of the expert policy, the ceiling of every arm
+    degraded_steps: int = Field(300, ge=1)  # from the expert policy to a task's initial policy
     one_hop_epochs: int = Field(4, ge=0)  # passes over the one-hop questions before all of them
-    clean_learning_rate: float = Field(3e-3, gt=0)
-    muon_learning_rate: float = Field(2e-2, gt=0)  # of the clean policy's matrices; scales with the other
-    flawed_learning_rate: float = Field(1e-3, gt=0)
+    expert_learning_rate: float = Field(3e-3, gt=0)
+    muon_learning_rate: float = Field(2e-2, gt=0)  # of the expert policy's matrices; scales with the other
+    degraded_learning_rate: float = Field(1e-3, gt=0)
     warmup_steps: int = Field(50, ge=0)
     threads: int = Field(2, ge=1)
     flaws: dict[str, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw of the tasks at a decision

@@ -112,7 +112,7 @@ class Scale(StrictModel):
     retriever: RetrieverConfig = RetrieverConfig()
     retrievers: dict[str, RetrieverConfig] = Field(default={})  # further ones, for experiments that name them
     policy: PolicyConfig
-    warm_start: WarmStartConfig | None = None  # null: the base policy is ``policy.path_or_id`` as it is
+    warm_start: WarmStartConfig | None = None  # null: the initial policy is ``policy.path_or_id`` as it is
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
     rewards: dict[str, SerializeAsAny[RewardConfig]] = Field(default={}, validate_default=True)  # by task
@@ -169,7 +169,7 @@ class Scale(StrictModel):
             ConfigError: they are not made here.
         """
         if self.warm_start is None:
-            raise ConfigError(f"scale {self.name!r} has no warm_start: its base policy is {self.policy.path_or_id}",
+            raise ConfigError(f"scale {self.name!r} has no warm_start: its initial policy is {self.policy.path_or_id}",
                               "train with it as it is, or add warm_start")
         return self.warm_start
 

@@ -1,9 +1,9 @@
-"""Makes the policies before reinforcement: a tokenizer, the clean policy and each task's base policy.
+"""Makes the policies before reinforcement: a tokenizer, the expert policy and each task's initial policy.
 
 The paper starts from Qwen2.5-7B. At laptop scale a small model that is made here plays its role. It
-learns its skills (to read a passage, to write the next query) from clean demonstrations; this gives
-the *clean* policy, the ceiling that reinforcement can reach. A short training on flawed
-demonstrations then gives it bad habits; this gives a task's *base* policy, where all arms start.
+learns its skills (to read a passage, to write the next query) from correct demonstrations; this gives
+the *expert* policy, the ceiling that reinforcement can reach. A short training on degraded
+demonstrations then gives it bad habits; this gives a task's *initial* policy, where all arms start.
 """
 
 from __future__ import annotations
@@ -68,23 +68,23 @@ def make_renamer(data: Path) -> Renamer:
     return Renamer.of(load_facts(), titles)
 
 
-def make_clean(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
-    """Train the clean policy, from random weights or a given policy's, on clean demonstrations of every task."""
+def make_expert(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
+    """Train the expert policy, from random weights or a given policy's, on correct demonstrations of every task."""
     codec, config = Codec.load(tokenizer), scale.made_start()
     given = scale.policy.path_or_id
     model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
     tasks = list({e.task.name: e.task for e in reversed(scale.experiments.values())}.values())  # the first of a name
-    rows = demonstration_rows(scale, tasks, data, index, codec, flawed=False)
-    imitate(model, rows, config, steps=config.clean_steps, learning_rate=config.clean_learning_rate)
+    rows = demonstration_rows(scale, tasks, data, index, codec, degraded=False)
+    imitate(model, rows, config, steps=config.expert_steps, learning_rate=config.expert_learning_rate)
     save_policy(model, output, codec.tokenizer)
 
 
-def make_base(scale: Scale, task: TaskConfig, data: Path, index: Path, clean: Path, output: Path) -> None:
-    """Give the clean policy the bad habits of a task's flawed demonstrations."""
-    codec, config = Codec.load(clean), scale.made_start()
-    model = load_policy(clean)
-    rows = demonstration_rows(scale, [task], data, index, codec, flawed=True)
-    imitate(model, rows, config, steps=config.flawed_steps, learning_rate=config.flawed_learning_rate)
+def make_initial(scale: Scale, task: TaskConfig, data: Path, index: Path, expert: Path, output: Path) -> None:
+    """Give the expert policy the bad habits of a task's degraded demonstrations."""
+    codec, config = Codec.load(expert), scale.made_start()
+    model = load_policy(expert)
+    rows = demonstration_rows(scale, [task], data, index, codec, degraded=True)
+    imitate(model, rows, config, steps=config.degraded_steps, learning_rate=config.degraded_learning_rate)
     save_policy(model, output, codec.tokenizer)
 
 
@@ -103,7 +103,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
         NonFiniteError: the loss or its gradient is NaN or infinite.
     """
     torch.set_num_threads(config.threads)
-    muon_learning_rate = config.muon_learning_rate * learning_rate / config.clean_learning_rate
+    muon_learning_rate = config.muon_learning_rate * learning_rate / config.expert_learning_rate
     optimizers = _optimizers(model, learning_rate, muon_learning_rate)
     model.train()
     bar = tqdm(total=steps, unit="step", disable=not sys.stderr.isatty())
@@ -147,11 +147,11 @@ def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate
 
 
 def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, index: Path, codec: Codec, *,
-                       flawed: bool) -> Iterator[list[Row]]:
-    """Endless chunks of demonstrations of the tasks, most of them renamed; flawed ones play each item twice.
+                       degraded: bool) -> Iterator[list[Row]]:
+    """Endless chunks of demonstrations of the tasks, most of them renamed; degraded ones play each item twice.
 
     The items are the train items of all data sets (an agent that reads English has seen such
-    questions); reinforcement sees those of ``train_on`` alone. The first chunks of clean
+    questions); reinforcement sees those of ``train_on`` alone. The first chunks of correct
     demonstrations take short items alone: short episodes teach reading fastest.
 
     Raises:
@@ -166,8 +166,8 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
     for task in tasks:
         plugin = plugin_of(task.name)
         demonstrations = _demonstrations(plugin)
-        items = _items_that_fit(plugin, task, data) * (2 if flawed else 1)
-        means = {flaw: config.flaws[flaw] if flawed else 0.0 for flaw in demonstrations.flaws}
+        items = _items_that_fit(plugin, task, data) * (2 if degraded else 1)
+        means = {flaw: config.flaws[flaw] if degraded else 0.0 for flaw in demonstrations.flaws}
         rates = flaw_rates(list(map(demonstrations.kind_of, items)), means, config.flaw_spread, config.seed)
         with plugin.open_services(task, ServiceSettings(scale.retriever, index)) as services:
             played += demonstrate(items, make_task(task), demonstrations, services, codec, renamer, rates, config.seed)
@@ -176,7 +176,7 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
     def chunks() -> Iterator[list[Row]]:
         for epoch in itertools.count():
             order = permutation(len(played), config.seed, "demonstrations", epoch)
-            if epoch == 0 and not flawed:  # renamed afresh each time
+            if epoch == 0 and not degraded:  # renamed afresh each time
                 order = [i for i in order if short[i]] * config.one_hop_epochs + order
             for start in range(0, len(order), _CHUNK):
                 rng = random.Random(digest(config.seed, "names", epoch, start))

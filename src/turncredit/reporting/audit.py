@@ -16,7 +16,6 @@ import pandas as pd
 
 from turncredit.config.load import Scale
 from turncredit.reporting import statistics
-from turncredit.reporting.catalogue import BASE
 from turncredit.reporting.claims import Comparison, claim_verdict, compare, tally
 from turncredit.reporting.comparability import differences
 from turncredit.reporting.reported import Claim, Reported, Value
@@ -28,6 +27,7 @@ from turncredit.reporting.tables.render import number
 NOT_COMPARABLE, NOT_REPORTED = "not comparable", "not reported"
 AGREES, ABOVE, BELOW = "agrees", "ours is higher", "ours is lower"
 _NOTHING = "no analogue here"
+_INITIAL = "initial"  # the word of paper_tables/reported for the policy before training
 _DIFFERENCE = "component_exact_match_difference"  # in the paper's text: MT-GRPO minus GRPO-MR
 
 
@@ -161,7 +161,7 @@ def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[
     datasets = groups.get(name, tuple(name.split("|")))
     public = {found.label: key for key, found in results.scale.checkpoints.items()}
     if value.method in public:  # a released checkpoint, evaluated here
-        arm = results.base(public[value.method], experiment) if {*datasets} <= {*results.scale.datasets} else None
+        arm = results.untrained(public[value.method], experiment) if {*datasets} <= {*results.scale.datasets} else None
         label = f"ours: {results.scale.checkpoints[public[value.method]].path_or_id}"
         return ([], None, f"{label}: not run") if arm is None else (
             [arm], statistics.mean(arm.final(value.metric, datasets)), label)
@@ -169,11 +169,12 @@ def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[
     here = {*datasets} <= {*results.scale.datasets}
     if not names or not name or value.metric.endswith("relative_gain") or not here:
         return [], None, _NOTHING
-    found = [results.base(arm, experiment) if arm == BASE else results.arm(experiment, arm) for arm in names]
+    found = [results.untrained(arm, experiment) if arm == _INITIAL else results.arm(experiment, arm) for arm in names]
     arms = [arm for arm in found if arm is not None]
     where = {"out_of_domain": "mean of the out-of-domain sets", "all": "mean of all sets"}.get(
         name, name if len(datasets) == 1 else f"mean of {len(datasets)} sets")
-    label = f"ours: {' − '.join(names)} in {experiment}, {where}"
+    words = ["initial policy" if arm == _INITIAL else arm for arm in names]
+    label = f"ours: {' − '.join(words)} in {experiment}, {where}"
     if len(arms) < len(names):
         return [], None, f"{label}: not run"
     renamed = {"tool_success": "component_tool_execution", _DIFFERENCE: "component_exact_match"}

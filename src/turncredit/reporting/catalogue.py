@@ -12,7 +12,7 @@ from pathlib import Path
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError
 
-BASE = "base"  # pseudo-experiment: evaluations of the untrained policies
+UNTRAINED = "untrained"  # pseudo-experiment: evaluations of policies that were not trained here
 
 FIGURES: dict[str, tuple[str, ...]] = {
     "fig1_tool_use": ("two_turn",),
@@ -32,9 +32,9 @@ FIGURES: dict[str, tuple[str, ...]] = {
 
 TABLES: dict[str, tuple[str, ...]] = {
     "table1_granularity": (),
-    "table2_answer": ("search", BASE),
-    "table2_format": ("search", BASE),
-    "table5_two_turn": ("two_turn", BASE),
+    "table2_answer": ("search", UNTRAINED),
+    "table2_format": ("search", UNTRAINED),
+    "table5_two_turn": ("two_turn", UNTRAINED),
     "search_summary": ("search",),
     "ablation": ("ablation",),
     "placement": ("placement",),
@@ -58,7 +58,7 @@ def check_folders(page: str, reads: Collection[str], folders: Sequence[Path], sc
         ConfigError: no folder of the experiments was passed (with ``complete``: one is missing), or the scale has
             none of them.
     """
-    known = [name for name in reads if name == BASE or name in scale.experiments]
+    known = [name for name in reads if name == UNTRAINED or name in scale.experiments]
     if reads and not known:
         raise ConfigError(f"{page} reads the runs of {', '.join(reads)}, and scale {scale.name!r} has none",
                           "use another scale, or add the experiment to this one")

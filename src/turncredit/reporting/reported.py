@@ -34,7 +34,7 @@ class Value:
     value_id: str
     place: str
     method: str
-    algorithm: str  # an arm of ours, "base" for the untrained policy, "" for a method that we lack
+    algorithm: str  # an arm of ours, "initial" for the initial policy, "" for a method that we lack
     dataset: str
     metric: str
     step: int | None

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
-from turncredit.reporting.catalogue import BASE
+from turncredit.reporting.catalogue import UNTRAINED
 from turncredit.reporting.schema import (
     RUN,
     Schema,
@@ -48,10 +48,10 @@ class Runs:
     """All runs of one experiment, over arms and seeds.
 
     Attributes:
-        experiment: its name in the configuration; ``base`` for the untrained policies.
-        metrics: rows of metrics.csv after columns for experiment, arm and seed; no rows for ``base``.
+        experiment: its name in the configuration; ``untrained`` for the untrained policies.
+        metrics: rows of metrics.csv after columns for experiment, arm and seed; no rows for ``untrained``.
         evaluation: rows of evaluation.csv after the same columns.
-        manifests: ``"{arm}/seed-{n}"`` -> manifest; empty for ``base``.
+        manifests: ``"{arm}/seed-{n}"`` -> manifest; empty for ``untrained``.
         episodes: a few whole episodes of each arm's first seed.
         source: trained on this machine (fresh) or committed with the code (shipped). The manifest of an imported run
             holds its label (``import_label``).
@@ -69,11 +69,11 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
     """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz, manifests.json and episodes.jsonl.
 
     Cells are copied unchanged, sorted by arm and seed; the same runs give the same bytes. An arm with ``same_as``
-    takes the runs of that arm under its own name; their manifests keep the original names. ``base`` has evaluations
+    takes the runs of that arm under its own name; their manifests keep the original names. ``untrained`` has evaluations
     only. Of the whole episodes (``show.records``) a few of each arm's first seed are kept.
 
     Args:
-        experiment: its name, or ``base``.
+        experiment: its name, or ``untrained``.
         run_dirs: folders of its runs.
         out_dir: folder for the four files.
         scale: the configuration; all runs must have been trained with it.
@@ -83,7 +83,7 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
             configuration, belongs to no arm or is passed twice; runs were evaluated on different questions.
         ConfigError: no such experiment.
     """
-    read = _read_base_run if experiment == BASE else _read_run
+    read = _read_untrained_run if experiment == UNTRAINED else _read_run
     runs = sorted((run for folder in run_dirs for run in read(folder, experiment, scale)), key=lambda run: run.order)
     if not runs:
         raise DataError(f"{out_dir}: no runs to collect", "train the experiment first")
@@ -121,8 +121,8 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
     tasks = _tasks(experiment, scale)
     evaluation = _read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks)))
     _same_questions(evaluation, folder / "evaluation.csv.gz")
-    if experiment == BASE:
-        return Runs(BASE, _no_metrics(), evaluation, {}, source)
+    if experiment == UNTRAINED:
+        return Runs(UNTRAINED, _no_metrics(), evaluation, {}, source)
     manifests = _read_json(folder / "manifests.json")
     trained = {key for key, manifest in manifests.items() if not _evaluated_only(manifest)}
     metrics = _read(folder / "metrics.csv", collected(metrics_schema(tasks))) if trained else _no_metrics()
@@ -238,8 +238,8 @@ def _no_metrics() -> pd.DataFrame:
     return pd.DataFrame({name: [] for name in (*RUN, "step")})
 
 
-def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
-    """The evaluation of an untrained policy, ``base/{kind}/seed-{n}``.
+def _read_untrained_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
+    """The evaluation of an untrained policy, ``untrained/{kind}/seed-{n}``.
 
     The optional column ``experiment`` names the experiment whose task was evaluated; without it, that is the
     scale's first experiment.
@@ -248,12 +248,12 @@ def _read_base_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     evaluation = read_cells(path)
     if "experiment" not in evaluation.columns:
         evaluation = evaluation.assign(experiment=next(iter(scale.experiments)))
-    schema = evaluation_schema(_tasks(BASE, scale))
+    schema = evaluation_schema(_tasks(UNTRAINED, scale))
     typed(evaluation, replace(schema, columns={**schema.columns, "experiment": RUN["experiment"]},
                               key=("experiment", *schema.key)), path)
     arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
     if not seed.isdigit():
-        raise DataError(f"{folder}: not a run folder", "pass folders like base/clean/seed-0")
+        raise DataError(f"{folder}: not a run folder", "pass folders like untrained/expert/seed-0")
     return [_Run(folder, experiment, arm, int(seed), _STEPLESS, evaluation, {})]
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from turncredit.config.load import Scale
 from turncredit.errors import DataError, nearest
-from turncredit.reporting.catalogue import BASE
+from turncredit.reporting.catalogue import UNTRAINED
 from turncredit.reporting.runs import Runs, import_label
 from turncredit.reporting.statistics import Array
 from turncredit.types import StopReason
@@ -112,7 +112,7 @@ class Results:
 
     Attributes:
         scale: the configuration; it names the experiments and arms.
-        runs: collected runs by experiment, ``base`` for the untrained policies; any may be missing.
+        runs: collected runs by experiment, ``untrained`` for the untrained policies; any may be missing.
     """
 
     scale: Scale
@@ -126,11 +126,11 @@ class Results:
             runs = self._own(*where) if where != (experiment, arm) else None
         return runs
 
-    def base(self, kind: str, experiment: str) -> ArmRuns | None:
-        """The evaluation of an untrained policy (``base``, ``clean``, ``closed_book``) on an experiment's task."""
-        if BASE not in self.runs:
+    def untrained(self, kind: str, experiment: str) -> ArmRuns | None:
+        """The evaluation of an untrained policy (``initial``, ``expert``, ``closed_book``) on an experiment's task."""
+        if UNTRAINED not in self.runs:
             return None
-        runs = self.runs[BASE]
+        runs = self.runs[UNTRAINED]
         rows = runs.evaluation[(runs.evaluation["arm"] == kind) & (runs.evaluation["experiment"] == experiment)]
         return None if rows.empty else ArmRuns(experiment, kind, runs.metrics, rows, runs.source)
 

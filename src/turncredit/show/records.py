@@ -66,7 +66,7 @@ class GroupRecord:
     """The episodes of one item that were played together: a line of episodes.jsonl.
 
     Attributes:
-        run: which run it is from (experiment, arm, seed; in collected files code and base policy too).
+        run: which run it is from (experiment, arm, seed; in collected files code and initial policy too).
         source: ``training``: a group of a training step, sampled. ``evaluation``: one episode of the final evaluation.
         step: the training step, from 1; None for evaluation.
         label: ``group``, or what the episode is an example of: ``right``, ``wrong``, ``malformed``.

@@ -88,7 +88,7 @@ def newest(root: Path, identity: str) -> Path | None:
     """Return the newest intact checkpoint under ``root``; None if there is no checkpoint.
 
     A damaged checkpoint is skipped with a warning. Checkpoints of another identity (other
-    configuration, data or base policy) are not resumed: they are moved, with a warning, to
+    configuration, data or initial policy) are not resumed: they are moved, with a warning, to
     ``root/superseded``, which replaces the previous content of that folder.
 
     Raises:
@@ -112,7 +112,7 @@ def newest(root: Path, identity: str) -> Path | None:
 def _supersede(root: Path, checkpoints: list[tuple[int, Path]]) -> None:
     """Move checkpoints to ``root/superseded``."""
     aside = root / "superseded"
-    _log.warning("%s: made with another configuration, data or base policy; moved to %s, training from the start",
+    _log.warning("%s: made with another configuration, data or initial policy; moved to %s, training from the start",
                  checkpoints[0][1], aside)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()

@@ -15,7 +15,7 @@ class RunPaths:
     Attributes:
         data: questions (``world.json``, ``questions/``).
         index: the retriever's index.
-        policy: the base policy's folder, with its tokenizer.
+        policy: the initial policy's folder, with its tokenizer.
         run: results; metrics.csv and manifest.json are written at the end of the run.
         checkpoints: checkpoints, lock, metrics and manifest of the running training, and the final policy.
         events: TensorBoard event files.
@@ -32,7 +32,7 @@ class RunPaths:
     def under(cls, root: Path, config: RunConfig) -> RunPaths:
         """Return the paths in the clone at ``root``."""
         run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
-        policy = root / "policy" / config.scale / "base" / config.task.name
+        policy = root / "policy" / config.scale / "initial" / config.task.name
         return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
                    root / "results" / run, root / "checkpoints" / run, root / "logs" / "tensorboard" / run)
 

@@ -41,7 +41,7 @@ def further_retrievers(scales: Mapping[str, Scale]) -> str:
 
 
 def task_experiments(scale: Scale) -> dict[str, str]:
-    """Task name -> the first experiment that has this task. All experiments of a task share one base policy."""
+    """Task name -> the first experiment that has this task. All experiments of a task share one initial policy."""
     first: dict[str, str] = {}
     for name, experiment in scale.experiments.items():
         first.setdefault(experiment.task.name, name)
@@ -172,17 +172,17 @@ class ScaleInputs:
         """Folders of the policies that one evaluation before reinforcement plays.
 
         Args:
-            kind: ``base`` (the base policy of each task), ``clean``, or ``closed_book`` (search without a retriever).
+            kind: ``initial`` (each task's initial policy), ``expert``, or ``closed_book`` (search without a retriever).
 
         Raises:
             ValueError: another kind.
         """
         match kind:
-            case "clean":
-                return [f"policy/{self.scale.name}/clean"]
-            case "base":
-                return [f"policy/{self.scale.name}/base/{task}" for task in task_experiments(self.scale)]
+            case "expert":
+                return [f"policy/{self.scale.name}/expert"]
+            case "initial":
+                return [f"policy/{self.scale.name}/initial/{task}" for task in task_experiments(self.scale)]
             case "closed_book":
-                return [f"policy/{self.scale.name}/base/search"]
+                return [f"policy/{self.scale.name}/initial/search"]
             case _:
                 raise ValueError(f"no kind of evaluated policy is named {kind!r}")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, DataError
-from turncredit.reporting.catalogue import BASE, FIGURES, TABLES
+from turncredit.reporting.catalogue import FIGURES, TABLES, UNTRAINED
 from turncredit.workflow.call import Call
 
 # The files of an experiment's collected runs
@@ -36,8 +36,8 @@ class ScaleRuns:
 
     @property
     def experiments(self) -> list[str]:
-        """``base`` (evaluations of the untrained policies) and every experiment of the scale."""
-        return [BASE, *self.scale.experiments]
+        """``untrained`` (evaluations of the untrained policies) and every experiment of the scale."""
+        return [UNTRAINED, *self.scale.experiments]
 
     def seeds(self, experiment: str) -> int:
         """Training seeds of each arm of an experiment."""
@@ -46,13 +46,13 @@ class ScaleRuns:
 
     def untrained_policies(self) -> list[str]:
         """Policies that are evaluated and not trained: those before reinforcement, and pretrained checkpoints."""
-        clean = [] if self.scale.warm_start is None else ["clean"]
-        return ["base", *clean, "closed_book", *self.scale.checkpoints]
+        expert = [] if self.scale.warm_start is None else ["expert"]
+        return ["initial", *expert, "closed_book", *self.scale.checkpoints]
 
     def folders(self, experiment: str) -> list[str]:
         """Folders of an experiment's runs; an arm with ``same_as`` shares the other arm's runs."""
-        if experiment == BASE:
-            return [f"results/{self.scale.name}/base/{policy}/seed-0" for policy in self.untrained_policies()]
+        if experiment == UNTRAINED:
+            return [f"results/{self.scale.name}/untrained/{policy}/seed-0" for policy in self.untrained_policies()]
         arms = [self.scale.identical(experiment, arm) for arm in self.scale.experiments[experiment].arms]
         return [self._folder(*arm, seed) for arm in arms for seed in range(self.seeds(experiment))]
 
@@ -63,7 +63,7 @@ class ScaleRuns:
 
     def files(self, experiment: str, name: str) -> list[str]:
         """One file of every run. Untrained policies have only ``evaluation.csv``; imported runs may lack metrics."""
-        if experiment == BASE and name != "evaluation.csv":
+        if experiment == UNTRAINED and name != "evaluation.csv":
             return []
         paths = [f"{folder}/{name}" for folder in self.folders(experiment)]
         return [path for path in paths if name != "metrics.csv" or not Path(path).is_relative_to(IMPORTED)
@@ -99,7 +99,7 @@ class ScaleRuns:
         return self._sources[experiment]
 
     def _choose_source(self, experiment: str) -> Source | None:
-        requested = experiment == BASE or self.call.requests(experiment)
+        requested = experiment == UNTRAINED or self.call.requests(experiment)
         if self.call.runs == "shipped":
             if requested and not self.is_shipped(experiment):
                 raise DataError(f"results/shipped/{self.scale.name}/{experiment}: no runs are shipped",
@@ -139,7 +139,7 @@ class ScaleRuns:
             catalogue: name -> experiments that it reads.
             of: keep those that read this experiment.
         """
-        reads = {name: set(uses) - {BASE} for name, uses in catalogue.items()}
+        reads = {name: set(uses) - {UNTRAINED} for name, uses in catalogue.items()}
         return [name for name, used in reads.items()
                 if (not used or self.collected(used)) and (of is None or of in used)]
 

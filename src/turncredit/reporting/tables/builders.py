@@ -20,8 +20,8 @@ from turncredit.tasks.search.config import SearchRewards
 
 Build = Callable[[Results, Reported], Table]
 
-POLICIES = {"base": "base policy, untrained", "closed_book": "base policy, without retriever",
-            "clean": "clean policy, the ceiling"}
+POLICIES = {"initial": "initial policy", "closed_book": "initial policy, without retriever",
+            "expert": "expert policy, the ceiling"}
 _TABLE5 = ("component_tool_execution", "component_search_answer", "component_xml_format", "component_exact_match")
 
 
@@ -79,8 +79,8 @@ def _table2(metric: str, name: str) -> Callable[[Results, Reported], Table]:
         arms = {arm: results.arm("search", arm) for arm in results.arm_names("search")}
         public = {name: checkpoint.label for name, checkpoint in scale.checkpoints.items()
                   if checkpoint.experiment == "search"}
-        labels = {kind: label for kind, label in (POLICIES | public).items() if kind != "clean" or scale.warm_start}
-        rows = [_score_row(label, results.base(kind, "search"), metric, results.datasets)
+        labels = {kind: label for kind, label in (POLICIES | public).items() if kind != "expert" or scale.warm_start}
+        rows = [_score_row(label, results.untrained(kind, "search"), metric, results.datasets)
                 for kind, label in labels.items()]
         rows += [_score_row(arm, runs, metric, results.datasets) for arm, runs in arms.items()]
         return Table(name, f"{words} on the test sets (Table 2)", (
@@ -94,7 +94,7 @@ def _table2(metric: str, name: str) -> Callable[[Results, Reported], Table]:
 def _table5(results: Results, reported: Reported) -> Table:
     columns = tuple(METRIC_LABELS[metric] for metric in _TABLE5)
     arms = {arm: results.arm("two_turn", arm) for arm in results.arm_names("two_turn")}
-    shown = {POLICIES[kind]: results.base(kind, "two_turn") for kind in ("base", "clean")} | arms
+    shown = {POLICIES[kind]: results.untrained(kind, "two_turn") for kind in ("initial", "expert")} | arms
     trained = results.scale.experiments["two_turn"].train_on if "two_turn" in results.scale.experiments else ()
     blocks = []
     evaluated = results.scale.evaluated("two_turn") if trained else ()
@@ -115,10 +115,10 @@ def _table5(results: Results, reported: Reported) -> Table:
 
 def _one_call(results: Results) -> tuple[str, ...]:
     """A note on test sets that need more hops than the two-turn agent's single call; empty if there are none."""
-    base = results.base("clean", "two_turn")
-    if base is None:
+    expert = results.untrained("expert", "two_turn")
+    if expert is None:
         return ()
-    hops = base.evaluation.groupby("dataset")["hops"].min()
+    hops = expert.evaluation.groupby("dataset")["hops"].min()
     beyond = [dataset for dataset in results.datasets if hops.get(dataset, 1) > 1]
     return (f"One call can answer one-hop questions only, so not {', '.join(beyond)}",) if beyond else ()
 
