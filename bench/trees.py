@@ -19,7 +19,7 @@ from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec
 from turncredit.retrieval.client import Retriever
-from turncredit.seeding import digest
+from turncredit.seeding import derive_seed
 from turncredit.tasks.env import CountTokens, CutTokens, Request, Step
 from turncredit.tasks.search.config import QuestionTaskConfig
 from turncredit.tasks.search.environment import SERVICE, SearchEnvironment, SearchTask
@@ -87,7 +87,7 @@ def shapes(questions: Sequence[Question]) -> dict[str, Shape]:
     alone = (1,) * (TREE_K - 1)
 
     def seed(question: str, path: tuple[int, ...]) -> int:
-        return digest("bench", question, *path)
+        return derive_seed("bench", question, *path)
 
     return {CHAINS: Shape(many, (TREE_G, *alone), seed), TREE: Shape(few, (TREE_G,) * (TREE_K - 1) + (1,), seed),
             LEAVES: Shape(few, (leaves, *alone), lambda question, path: seed(question, leaf_path(path)))}

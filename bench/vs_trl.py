@@ -29,7 +29,7 @@ from turncredit.credit.base import make_estimator
 from turncredit.credit.rows import rows_of
 from turncredit.policy.model import load_policy
 from turncredit.rollout.branching import branching_of
-from turncredit.seeding import digest
+from turncredit.seeding import derive_seed
 from turncredit.training.batch import Batch
 from turncredit.training.run_folder import RunPaths
 
@@ -138,7 +138,7 @@ def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured
     runner, estimator = setting.runner(learner), make_estimator(GRPO, training)
     branching = branching_of(setting.config.algorithm.rollout, case.turns, training)
     groups = runner.play(setting.questions, branching, temperature=training.temperature,
-                         seed_of=lambda question, path: digest("same", question, *path))
+                         seed_of=lambda question, path: derive_seed("same", question, *path))
     scored = runner.score(setting.questions, groups, branching)
     rows = rows_of(groups)
     batch = Batch.of(rows)

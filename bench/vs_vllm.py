@@ -19,7 +19,7 @@ from bench.results import Measured, with_spread
 from turncredit.config.runtime import EngineConfig
 from turncredit.evaluation import EpisodeRunner
 from turncredit.policy.engines.make import make_engine
-from turncredit.seeding import digest
+from turncredit.seeding import derive_seed
 from turncredit.types import Group
 
 WARM_UP = 1
@@ -59,7 +59,7 @@ def both_play(setting: Setting, ours: EpisodeRunner, theirs: EpisodeRunner, repe
 def _play(setting: Setting, runner: EpisodeRunner, repeat: int | None) -> list[Group]:
     branching = (GROUP, *[1] * (setting.case.turns - 1))
     return runner.play(setting.questions, branching, temperature=1.0, seed_of=None if repeat is None else (
-        lambda question, path: digest("beside", repeat, question, *path)))
+        lambda question, path: derive_seed("beside", repeat, question, *path)))
 
 
 def _rate(setting: Setting, runner: EpisodeRunner, repeat: int) -> float:

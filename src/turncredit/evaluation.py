@@ -13,7 +13,7 @@ from turncredit.policy.tokenizer import Codec
 from turncredit.rollout import asynchronous
 from turncredit.rollout.batched import rollout
 from turncredit.rollout.state import SeedOf
-from turncredit.seeding import digest
+from turncredit.seeding import derive_seed
 from turncredit.tasks.env import Service, Task
 from turncredit.tasks.plugin import RewardFunction, Rewards, TaskPlugin
 from turncredit.types import Group, Item, Transcript
@@ -114,7 +114,7 @@ def evaluate(runner: EpisodeRunner, items: Sequence[Item], decoding: Decoding = 
         decoding: ``greedy``, or ``sampled`` at temperature 1.
         seed: of sampled decoding; a sample depends on this seed and its item only.
     """
-    seed_of = None if decoding == "greedy" else (lambda item, path: digest("evaluation", seed, item, *path))
+    seed_of = None if decoding == "greedy" else (lambda item, path: derive_seed("evaluation", seed, item, *path))
     return runner.chains(items, seed_of=seed_of, temperature=1.0)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 
-def digest(*parts: int | str) -> int:
+def derive_seed(*parts: int | str) -> int:
     """Return a 63-bit seed: a hash of the parts, their types and their order.
 
-    >>> digest(0, 12, "facts-7", 3) == digest(0, 12, "facts-7", 3) != digest(0, 12, "facts-7", "3")
+    >>> derive_seed(0, 12, "facts-7", 3) == derive_seed(0, 12, "facts-7", 3) != derive_seed(0, 12, "facts-7", "3")
     True
     """
     payload = json.dumps(parts, separators=(",", ":")).encode()
@@ -28,7 +28,7 @@ def permutation(size: int, *parts: int | str) -> list[int]:
     >>> sorted(permutation(4, 0, "epoch", 1))
     [0, 1, 2, 3]
     """
-    return np.random.default_rng(digest(*parts)).permutation(size).tolist()
+    return np.random.default_rng(derive_seed(*parts)).permutation(size).tolist()
 
 
 @dataclass(frozen=True, slots=True)

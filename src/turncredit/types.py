@@ -116,7 +116,7 @@ class Turn:
 class Transcript:
     """A whole episode: the prompt and its turns. All per-token lists have equal length."""
 
-    question_id: str
+    item_id: str
     prompt_ids: tuple[int, ...]
     turns: tuple[Turn, ...]
     stop: StopReason
@@ -180,7 +180,7 @@ class Group:
     def __post_init__(self) -> None:
         if not self.transcripts:
             raise ValueError("a group has at least one transcript")
-        if len({t.question_id for t in self.transcripts}) != 1:
+        if len({t.item_id for t in self.transcripts}) != 1:
             raise ValueError("a group never mixes questions")
         parent: dict[int, int] = {}
         seen: dict[int, Turn] = {}
@@ -206,9 +206,9 @@ class Group:
         return cls(tuple(transcripts), tuple(nodes))
 
     @property
-    def question_id(self) -> str:
+    def item_id(self) -> str:
         """The id of the item that all leaves play."""
-        return self.transcripts[0].question_id
+        return self.transcripts[0].item_id
 
     @property
     def turns(self) -> tuple[Turn, ...]:

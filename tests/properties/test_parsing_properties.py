@@ -24,7 +24,6 @@ from tests.episodes import (
     think_search,
 )
 from turncredit.config.algorithm import Content
-from turncredit.rewards.matching import exact_match, f1, normalise
 from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.registry import make_reward
 from turncredit.tasks.search.config import QuestionTaskConfig, SearchRewards
@@ -40,6 +39,7 @@ from turncredit.tasks.tags import (
 )
 from turncredit.tasks.tool_search.config import ToolRewards
 from turncredit.tasks.tool_search.protocol import read_call
+from turncredit.text_matching import exact_match, f1, normalise
 from turncredit.types import Document, Transcript, TurnStop
 
 GRAMMARS = st.sampled_from([SEARCH, TOOL])

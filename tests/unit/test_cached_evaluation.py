@@ -9,8 +9,8 @@ import pytest
 from tests import small_run
 from turncredit.config.load import RunConfig
 from turncredit.config.retriever import RetrieverConfig
+from turncredit.episodes.records import episodes_path
 from turncredit.errors import DataError
-from turncredit.show.records import episodes_path
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.training import cached_evaluation
 from turncredit.training.run_folder import RunPaths

@@ -51,7 +51,7 @@ def judged(stage: Stage, task: QuestionTaskConfig, shown: list[Demonstration]) -
     values = SearchRewards() if task.name == "search" else ToolRewards()
     question = {question.id: question for question in stage.questions}
     judge = make_reward(task, "full", values)
-    return [judge(transcript, question[transcript.question_id]) for transcript in transcripts(stage, shown)]
+    return [judge(transcript, question[transcript.item_id]) for transcript in transcripts(stage, shown)]
 
 
 def queries(demonstration: Demonstration, task: TaskConfig) -> list[object]:
@@ -162,7 +162,7 @@ def test_a_renamed_episode_differs_in_names_alone(stage: Stage, task: QuestionTa
     shown = stage.play(task, stage.asked(task), no_search=0.3, broken_tags=0.5)
     for demonstration in shown:
         new = renamed(demonstration, stage.renamer, rng)
-        assert (new.question_id, new.stop) == (demonstration.question_id, demonstration.stop)
+        assert (new.item_id, new.stop) == (demonstration.item_id, demonstration.stop)
         assert [m["role"] for m in new.prompt] == [m["role"] for m in demonstration.prompt]
         assert [o.role for o in new.observation_K] == [o.role for o in demonstration.observation_K]
         for before, after in zip(texts(demonstration), texts(new), strict=True):

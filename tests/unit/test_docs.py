@@ -265,7 +265,7 @@ def test_the_data_page_holds_every_source_and_the_mini_world(tmp_path: Path) -> 
         assert counts <= {n.replace(",", "") for n in re.findall(r"\d[\d,]*", told[name]["rows"])}, name
         if source.files and all(file.size for file in source.files.values()):
             assert f"{source.bytes:,}" in told[name]["download"], name
-    build_world(config.load_scale("mini", ROOT / "config").made_world(), tmp_path)
+    build_world(config.load_scale("mini", ROOT / "config").require_world(), tmp_path)
     world = json.loads((tmp_path / "world.json").read_text())
     assert f"{world['countries']} countries and {world['passages']:,} passages" in text(DATA)
     counted = {row["set"].strip("`"): row for row in rows(DATA) if "chance level" in row}

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from tests import synthetic_runs as synthetic
+from turncredit.episodes.records import EpisodeRecord, GroupRecord, RewardRecord, TurnRecord
 from turncredit.errors import ConfigError
 from turncredit.reporting import statistics
 from turncredit.reporting.catalogue import FIGURES, TABLES
@@ -21,7 +22,6 @@ from turncredit.reporting.figures.builders import ALL_ARMS, BUILDERS, COMPONENTS
 from turncredit.reporting.figures.learning_curves import EMA_DECAY
 from turncredit.reporting.scores import Results
 from turncredit.reporting.tables import builders as tables
-from turncredit.show.records import EpisodeRecord, GroupRecord, RewardRecord, TurnRecord
 from turncredit.tasks.tool_search.config import ToolRewards
 
 ROOT = Path(__file__).parents[2]

@@ -27,7 +27,7 @@ from turncredit.data.prepare import choose, prepare
 from turncredit.data.questions import Split, read_split
 from turncredit.data.sources import Format, Inside, load_registry
 from turncredit.errors import ConfigError, DataError
-from turncredit.rewards.matching import normalise
+from turncredit.text_matching import normalise
 from turncredit.types import Question
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
+from turncredit.episodes.records import EpisodeRecord, GroupRecord, TurnRecord, write_records
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.runs import collect, read_collected, read_folders
 from turncredit.reporting.schema import metrics_schema
 from turncredit.reporting.scores import Results, seed_counts, sources
-from turncredit.show.records import EpisodeRecord, GroupRecord, TurnRecord, write_records
 from turncredit.tasks.registry import TASKS
 
 SCALE = synthetic.scale()

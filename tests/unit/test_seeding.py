@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turncredit.seeding import START, Cursor, digest, draw, permutation
+from turncredit.seeding import START, Cursor, derive_seed, draw, permutation
 
 
 def test_digest_is_the_same_under_any_hash_seed():
-    code = "from turncredit.seeding import digest; print(digest(1, 2, 'facts-train-3', 4))"
+    code = "from turncredit.seeding import derive_seed; print(derive_seed(1, 2, 'facts-train-3', 4))"
     found = {subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True,
                             capture_output=True, text=True).stdout for seed in ("0", "1", "77")}
-    assert found == {f"{digest(1, 2, 'facts-train-3', 4)}\n"}
+    assert found == {f"{derive_seed(1, 2, 'facts-train-3', 4)}\n"}
 
 
 def test_digest_tells_every_part_apart_and_fits_a_signed_64_bit_number():
     parts = [(0, 0, "q", 1), (0, 1, "q", 0), (1, 0, "q", 0), (0, 0, "q0",), (0, 0, "q", "1"), (0, 0, "r", 1)]
-    seeds = [digest(*p) for p in parts]
+    seeds = [derive_seed(*p) for p in parts]
     assert len(set(seeds)) == len(parts)
     assert all(0 <= seed < 2**63 for seed in seeds)
 

@@ -15,10 +15,17 @@ from rich.console import Console
 
 from turncredit.config.load import load_scale
 from turncredit.config.training import TrainingConfig
+from turncredit.episodes.records import (
+    EpisodeRecord,
+    GroupRecord,
+    RewardRecord,
+    TurnRecord,
+    read_records,
+    write_records,
+)
 from turncredit.errors import DataError
 from turncredit.show import html
 from turncredit.show.credits import all_credits
-from turncredit.show.records import EpisodeRecord, GroupRecord, RewardRecord, TurnRecord, read_records, write_records
 from turncredit.show.terminal import group_view
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from turncredit.rewards.matching import contains, exact_match, f1, normalise
+from turncredit.text_matching import contains, exact_match, f1, normalise
 
 
 @pytest.mark.parametrize(("text", "normal"), [

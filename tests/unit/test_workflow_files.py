@@ -16,7 +16,7 @@ from turncredit.data.sources import load_registry
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.catalogue import FIGURES, TABLES
 from turncredit.workflow.call import Call, typed
-from turncredit.workflow.inputs import ScaleInputs, digest, further_retrievers, one_of, task_experiments
+from turncredit.workflow.inputs import ScaleInputs, further_retrievers, one_of, settings_hash, task_experiments
 from turncredit.workflow.runs import COLLECTED, ScaleRuns
 from turncredit.workflow.unknown_targets import refuse_unknown_page, unknown_page_folder
 
@@ -205,7 +205,7 @@ def test_a_downloaded_index_is_not_built(tmp_path: Path) -> None:
 def test_how_vectors_are_computed_changes_no_digest_and_what_they_are_does(tmp_path: Path) -> None:
     def digests(**faiss: object) -> tuple[str, str]:
         found = inputs(smoke_with(tmp_path, retriever={"kind": "faiss", "faiss": DENSE["faiss"] | faiss}))  # type: ignore[operator]
-        return found.vectors_digest(), found.faiss_digest()
+        return found.vectors_settings_hash(), found.faiss_settings_hash()
 
     plain = digests()
     assert digests(batch=7, shards=5) == plain
@@ -226,8 +226,8 @@ def test_the_policies_of_each_evaluation_before_reinforcement() -> None:
 def test_threads_change_no_digest_of_a_warm_start_and_its_tasks_do(tmp_path: Path) -> None:
     start = yaml.safe_load((ROOT / "config" / "smoke.yaml").read_text())["warm_start"]
     one, two = (inputs(smoke_with(tmp_path, warm_start=start | {"threads": n})) for n in (1, 2))
-    assert one.warm_start_digest("search") == two.warm_start_digest("search")
-    assert one.warm_start_digest("search") != one.warm_start_digest("search", "tool_search")
+    assert one.warm_start_settings_hash("search") == two.warm_start_settings_hash("search")
+    assert one.warm_start_settings_hash("search") != one.warm_start_settings_hash("search", "tool_search")
 
 
 def test_a_policy_is_downloaded_where_the_registry_names_it() -> None:
@@ -242,8 +242,8 @@ def test_the_first_experiment_of_each_task_is_named() -> None:
 
 def test_a_digest_reads_models_and_values() -> None:
     policy = SCALES["mini"].policy
-    assert digest(policy, 1) == digest(policy.hashed_fields(), 1) != digest(policy, 2)
-    assert digest(policy) != digest(policy.model_copy(update={"layers": 9}))
+    assert settings_hash(policy, 1) == settings_hash(policy.hashed_fields(), 1) != settings_hash(policy, 2)
+    assert settings_hash(policy) != settings_hash(policy.model_copy(update={"layers": 9}))
 
 
 # Constraints ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from turncredit.reporting.catalogue import FIGURES, TABLES
 from turncredit.workflow.call import Call, typed
 from turncredit.workflow.inputs import (
     ScaleInputs,
-    digest,
+    settings_hash,
     further_retrievers,
     one_of,
     task_experiments,

@@ -13,7 +13,7 @@ rule world:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: INPUTS[w.scale].data_digest(),
+        settings=lambda w: INPUTS[w.scale].data_settings_hash(),
     message:
         "world: passages and questions of scale {wildcards.scale}"
     shell:

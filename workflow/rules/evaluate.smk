@@ -59,7 +59,7 @@ rule evaluate_initial:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: digest(*(experiment.task for experiment in SCALES[w.scale].experiments.values())),
+        settings=lambda w: settings_hash(*(experiment.task for experiment in SCALES[w.scale].experiments.values())),
     message:
         "evaluate: {wildcards.kind}, before reinforcement"
     shell:
@@ -79,7 +79,7 @@ rule evaluate_checkpoint:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: digest(SCALES[w.scale].experiments[SCALES[w.scale].checkpoint(w.checkpoint).experiment].task),
+        settings=lambda w: settings_hash(SCALES[w.scale].experiments[SCALES[w.scale].checkpoint(w.checkpoint).experiment].task),
     message:
         "evaluate: the pretrained checkpoint {wildcards.checkpoint}"
     shell:

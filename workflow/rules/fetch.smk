@@ -22,7 +22,7 @@ rule fetch_source:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(REGISTRY.sources[w.source].model_dump(exclude={"title", "licence", "note"})),
+        settings=lambda w: settings_hash(REGISTRY.sources[w.source].model_dump(exclude={"title", "licence", "note"})),
     message:
         "fetch: {wildcards.source}"
     shell:

@@ -20,7 +20,7 @@ rule build_index:
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: INPUTS[w.scale].lucene_digest(),
+        settings=lambda w: INPUTS[w.scale].lucene_settings_hash(),
     message:
         "index: Lucene over the corpus of scale {wildcards.scale}"
     shell:
@@ -42,7 +42,7 @@ rule build_further_index:
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: INPUTS[w.scale].lucene_digest(w.retriever),
+        settings=lambda w: INPUTS[w.scale].lucene_settings_hash(w.retriever),
     message:
         "index: Lucene for the retriever {wildcards.retriever} of scale {wildcards.scale}"
     shell:
@@ -87,7 +87,7 @@ rule embed:
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: INPUTS[w.scale].vectors_digest(),
+        settings=lambda w: INPUTS[w.scale].vectors_settings_hash(),
         shard=lambda w: int(w.shard),
     message:
         "embed: shard {wildcards.shard} of {wildcards.shards} of the passages of scale {wildcards.scale}"
@@ -112,7 +112,7 @@ rule build_faiss_index:
     conda:
         "../../envs/retrieval.yaml"
     params:
-        settings=lambda w: INPUTS[w.scale].faiss_digest(),
+        settings=lambda w: INPUTS[w.scale].faiss_settings_hash(),
     message:
         "index: FAISS over the vectors of the passages of scale {wildcards.scale}"
     shell:

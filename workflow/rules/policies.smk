@@ -17,7 +17,7 @@ rule tokenizer:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(SCALES[w.scale].policy),
+        settings=lambda w: settings_hash(SCALES[w.scale].policy),
     message:
         "tokenizer: trained on the corpus of scale {wildcards.scale}"
     shell:
@@ -41,7 +41,7 @@ rule expert_policy:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].warm_start.threads
     params:
-        settings=lambda w: INPUTS[w.scale].warm_start_digest(*task_experiments(SCALES[w.scale])),
+        settings=lambda w: INPUTS[w.scale].warm_start_settings_hash(*task_experiments(SCALES[w.scale])),
     message:
         "warm start: the expert policy of scale {wildcards.scale}"
     shell:
@@ -65,7 +65,7 @@ rule initial_policy:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].warm_start.threads
     params:
-        settings=lambda w: INPUTS[w.scale].warm_start_digest(w.task),
+        settings=lambda w: INPUTS[w.scale].warm_start_settings_hash(w.task),
     message:
         "warm start: the initial policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
@@ -84,7 +84,7 @@ rule pretrained_policy:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(SCALES[w.scale].policy),
+        settings=lambda w: settings_hash(SCALES[w.scale].policy),
     message:
         "policy: the pretrained initial policy of {wildcards.task} at scale {wildcards.scale}"
     shell:
@@ -101,7 +101,7 @@ rule pretrained_checkpoint:
     conda:
         "../../envs/core.yaml"
     params:
-        settings=lambda w: digest(SCALES[w.scale].checkpoint(w.checkpoint)),
+        settings=lambda w: settings_hash(SCALES[w.scale].checkpoint(w.checkpoint)),
     message:
         "policy: the pretrained checkpoint {wildcards.checkpoint}"
     shell:

@@ -22,7 +22,7 @@ def world(scale: ScaleName = "mini", root: Root = Path()) -> None:
     if settings.questions is not None:
         prepare_data(scale, root)
     else:
-        build_world(settings.made_world(), root / "data" / scale)
+        build_world(settings.require_world(), root / "data" / scale)
 
 
 @data.command(rich_help_panel=PANEL)

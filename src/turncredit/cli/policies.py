@@ -16,7 +16,7 @@ PANEL = "Policies"
 
 
 class WarmStarted(StrEnum):
-    """``expert`` is trained on correct demonstrations; ``initial``, where a task's arms start, then on degraded ones."""
+    """``expert`` imitates correct demonstrations; ``initial``, where a task starts, then degraded ones."""
 
     EXPERT = "expert"
     INITIAL = "initial"

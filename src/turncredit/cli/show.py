@@ -25,10 +25,10 @@ def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search
     from rich.console import Console
 
     from turncredit.config.load import load_scale
+    from turncredit.episodes.records import read_run
     from turncredit.files import write_text
     from turncredit.show import html
     from turncredit.show.credits import all_credits
-    from turncredit.show.records import read_run
     from turncredit.show.terminal import group_view
 
     config, records = read_run(folder, arm)

@@ -152,7 +152,7 @@ class Scale(StrictModel):
         assert sets is not None  # checked when the scale was read
         return sets
 
-    def made_world(self) -> WorldConfig:
+    def require_world(self) -> WorldConfig:
         """The world that is made here.
 
         Raises:
@@ -162,7 +162,7 @@ class Scale(StrictModel):
             raise ConfigError(f"scale {self.name!r} has no world: its questions are fetched", "snakemake fetch")
         return self.world
 
-    def made_start(self) -> WarmStartConfig:
+    def require_warm_start(self) -> WarmStartConfig:
         """How the policies before reinforcement are made.
 
         Raises:

@@ -170,7 +170,7 @@ def download(request: FileRequest, http: httpx.Client, policy: RetryPolicy = RET
                     "TURNCREDIT_MIRROR=...")
 
 
-def digest(path: Path, algorithm: str, start: int = 0) -> str:
+def file_hash(path: Path, algorithm: str, start: int = 0) -> str:
     """Hex digest of a file's bytes from ``start`` on; ``algorithm`` is "sha256" or "md5"."""
     with path.open("rb") as file:
         file.seek(start)
@@ -200,8 +200,8 @@ def local_path(url: str) -> Path | None:
 
 def _check(request: FileRequest, pieces: Sequence[Piece], partial: _Partial, sha: str | None) -> FileRecord:
     """Compare the complete file with what is expected, and remove a wrong one. ``sha``: its sha256, if computed."""
-    sha = sha or digest(partial.path, "sha256")
-    md5 = digest(partial.path, "md5") if request.md5 else None
+    sha = sha or file_hash(partial.path, "sha256")
+    md5 = file_hash(partial.path, "md5") if request.md5 else None
     announced = partial.origin.announced if len(pieces) == 1 else None
     size = partial.size
     for what, actual, expected in (("bytes", size, request.size), ("the sha256", sha, request.sha256 or announced),
@@ -230,7 +230,7 @@ class _Transfer:
         while True:
             self.resumed = False
             (self._copy if local_path(self.piece.url) is not None else self._download)()
-            sha = digest(self.partial.path, "sha256", self.start)
+            sha = file_hash(self.partial.path, "sha256", self.start)
             expected = self.piece.sha256 or self.partial.origin.announced
             if self.piece.size not in (None, self.have):
                 wrong = f"has {self.have} bytes, not {self.piece.size}"

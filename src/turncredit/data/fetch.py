@@ -26,8 +26,8 @@ from turncredit.data.download import (
     Piece,
     RetryPolicy,
     check_disk_space,
-    digest,
     download,
+    file_hash,
     local_path,
 )
 from turncredit.data.sources import ENDPOINT, File, Registry, Source, offline, refuse_offline
@@ -173,10 +173,10 @@ def _accept(path: Path, url: str, entry: File, record: FileRecord | None) -> Fil
     Raises:
         DataError: it differs from the registry or from its record.
     """
-    size, sha = path.stat().st_size, digest(path, "sha256")
+    size, sha = path.stat().st_size, file_hash(path, "sha256")
     expected_sha = entry.sha256 or (record.sha256 if record else None)
     for what, actual, expected in (("bytes", size, entry.size), ("the sha256", sha, expected_sha),
-                                   ("the md5", digest(path, "md5") if entry.md5 else None, entry.md5)):
+                                   ("the md5", file_hash(path, "md5") if entry.md5 else None, entry.md5)):
         if expected not in (None, actual):
             raise DataError(f"{path}: has {what} {actual}, not {expected}", "remove it, and fetch it again")
     return record or FileRecord(url, size, sha, "config/sources.yaml" if entry.sha256 or entry.md5 else

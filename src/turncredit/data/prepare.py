@@ -20,7 +20,7 @@ from turncredit.data.questions import SPLITS, Split, chance_level, write_questio
 from turncredit.data.sources import Registry
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import atomic, sha256, write_text
-from turncredit.rewards.matching import normalise
+from turncredit.text_matching import normalise
 from turncredit.types import Question
 
 log = logging.getLogger(__name__)

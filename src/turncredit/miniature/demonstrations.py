@@ -16,7 +16,7 @@ import numpy as np
 from turncredit.miniature.renaming import Renamer
 from turncredit.policy.tokenizer import Codec
 from turncredit.rollout.batched import answer_requests
-from turncredit.seeding import digest
+from turncredit.seeding import derive_seed
 from turncredit.tasks.env import Environment, Message, Service, Task
 from turncredit.tasks.plugin import Demonstrations, Demonstrator
 from turncredit.types import Item, Observation, StopReason, TurnStop
@@ -29,14 +29,14 @@ class Demonstration:
     """An episode as texts.
 
     Attributes:
-        question_id: the item's id.
+        item_id: the item's id.
         prompt: the messages before the first turn.
         text_K: the text of each turn.
         observation_K: what followed each turn; nothing after the last.
         stop: why the episode ended.
     """
 
-    question_id: str
+    item_id: str
     prompt: tuple[Message, ...]
     text_K: tuple[str, ...]
     observation_K: tuple[Observation, ...]
@@ -61,7 +61,7 @@ def flaw_rates(kinds: Sequence[str], means: Mapping[str, float], spread: float, 
                 rates[kind][flaw] = mean
             else:
                 concentration = 1 / spread - 1
-                rng = np.random.default_rng(digest(seed, kind, flaw))
+                rng = np.random.default_rng(derive_seed(seed, kind, flaw))
                 rates[kind][flaw] = float(rng.beta(mean * concentration, (1 - mean) * concentration))
     return rates
 
@@ -95,7 +95,7 @@ def demonstrate(items: Sequence[Item], task: Task, demonstrations: Demonstration
     """
     plays = []
     for n, item in enumerate(items):
-        environment, rng = task.start(item, codec.count, codec.cut), random.Random(digest(seed, item.id, n))
+        environment, rng = task.start(item, codec.count, codec.cut), random.Random(derive_seed(seed, item.id, n))
         demonstrator = demonstrations.make(item, rates[demonstrations.kind_of(item)], renamer, rng)
         plays.append(_Play(item, environment, demonstrator, tuple(environment.reset())))
     while live := [play for play in plays if play.stop is None]:

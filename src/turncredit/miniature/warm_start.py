@@ -32,7 +32,7 @@ from turncredit.miniature.facts import load_facts
 from turncredit.miniature.renaming import Renamer
 from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
 from turncredit.policy.tokenizer import Codec, load_tokenizer, train_tokenizer
-from turncredit.seeding import digest, permutation
+from turncredit.seeding import derive_seed, permutation
 from turncredit.tasks.plugin import Demonstrations, ServiceSettings, TaskPlugin
 from turncredit.tasks.registry import TASKS, make_task, plugin_of
 from turncredit.training.batch import Batch, MicroBatch
@@ -70,7 +70,7 @@ def make_renamer(data: Path) -> Renamer:
 
 def make_expert(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
     """Train the expert policy, from random weights or a given policy's, on correct demonstrations of every task."""
-    codec, config = Codec.load(tokenizer), scale.made_start()
+    codec, config = Codec.load(tokenizer), scale.require_warm_start()
     given = scale.policy.path_or_id
     model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
     tasks = list({e.task.name: e.task for e in reversed(scale.experiments.values())}.values())  # the first of a name
@@ -81,7 +81,7 @@ def make_expert(scale: Scale, data: Path, index: Path, tokenizer: Path, output: 
 
 def make_initial(scale: Scale, task: TaskConfig, data: Path, index: Path, expert: Path, output: Path) -> None:
     """Give the expert policy the bad habits of a task's degraded demonstrations."""
-    codec, config = Codec.load(expert), scale.made_start()
+    codec, config = Codec.load(expert), scale.require_warm_start()
     model = load_policy(expert)
     rows = demonstration_rows(scale, [task], data, index, codec, degraded=True)
     imitate(model, rows, config, steps=config.degraded_steps, learning_rate=config.degraded_learning_rate)
@@ -159,7 +159,7 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
         DataError: a file of the world is missing or altered, or no item fits into a task's turns.
         RetrieverError: the retriever cannot be reached.
     """
-    config = scale.made_start()
+    config = scale.require_warm_start()
     renamer = make_renamer(data)
     played: list[Demonstration] = []
     short: list[bool] = []
@@ -179,7 +179,7 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
             if epoch == 0 and not degraded:  # renamed afresh each time
                 order = [i for i in order if short[i]] * config.one_hop_epochs + order
             for start in range(0, len(order), _CHUNK):
-                rng = random.Random(digest(config.seed, "names", epoch, start))
+                rng = random.Random(derive_seed(config.seed, "names", epoch, start))
                 yield [render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE else d, codec)
                        for d in (played[i] for i in order[start:start + _CHUNK])]
 
@@ -212,7 +212,7 @@ def render(demonstration: Demonstration, codec: Codec) -> Row:
         observation_ids = () if last else codec.encode_observation(observation.text, observation.role)
         turns.append(Turn(text, ids, (0.0,) * len(ids), TurnStop.TAG, observation, observation_ids))
     prompt_ids = codec.encode_prompt(demonstration.prompt)
-    transcript = Transcript(demonstration.question_id, prompt_ids, tuple(turns), demonstration.stop)
+    transcript = Transcript(demonstration.item_id, prompt_ids, tuple(turns), demonstration.stop)
     return Row(transcript, (True,) * len(turns), group=0, leaf=0)
 
 

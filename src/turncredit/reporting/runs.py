@@ -19,6 +19,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
+from turncredit.episodes.records import GroupRecord, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
@@ -33,7 +34,6 @@ from turncredit.reporting.schema import (
     same_columns,
     typed,
 )
-from turncredit.show.records import GroupRecord, read_records, write_records
 from turncredit.tasks.registry import TASKS
 
 Source = Literal["fresh", "shipped"]
@@ -69,8 +69,8 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
     """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz, manifests.json and episodes.jsonl.
 
     Cells are copied unchanged, sorted by arm and seed; the same runs give the same bytes. An arm with ``same_as``
-    takes the runs of that arm under its own name; their manifests keep the original names. ``untrained`` has evaluations
-    only. Of the whole episodes (``show.records``) a few of each arm's first seed are kept.
+    takes the runs of that arm under its own name; their manifests keep the original names. ``untrained`` has
+    evaluations only. Of the whole episodes (``episodes.records``) a few of each arm's first seed are kept.
 
     Args:
         experiment: its name, or ``untrained``.

@@ -98,10 +98,10 @@ async def rollout_async(items: Sequence[Item], task: Task, engine: StreamingEngi
             return [state]
         if len(state.path) == len(branching):
             raise ValueError(f"an episode goes on after the last of {len(branching)} turns")
-        live, overflown = within_budget([state], task)
+        live, overflowed = within_budget([state], task)
         paths = [(*state.path, child) for child in range(branching[len(state.path)])] if live else []
         below = await gather_or_cancel(turn(state, path) for path in paths)
-        return overflown + [leaf for leaves in below for leaf in leaves]
+        return overflowed + [leaf for leaves in below for leaf in leaves]
 
     async def turn(parent: State, path: Path) -> list[State]:
         """The leaves below one more turn of ``parent``."""

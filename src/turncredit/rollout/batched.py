@@ -52,8 +52,8 @@ def rollout(items: Sequence[Item], task: Task, engine: Engine, services: Mapping
     check_branching(branching, task)
     live, leaves = start(items, task, codec), []
     for count in branching:
-        live, overflown = within_budget(live, task)
-        leaves += overflown
+        live, overflowed = within_budget(live, task)
+        leaves += overflowed
         parents = [state for state in live for _ in range(count)]
         paths = [(*state.path, child) for state in live for child in range(count)]
         seeds = None if seed_of is None else [

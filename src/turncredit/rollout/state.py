@@ -121,11 +121,11 @@ def within_budget(states: Sequence[State], task: Task) -> tuple[list[State], lis
     """States with room for one more turn, and the others, which end with their last sampled token."""
     most = task.config.max_context_tokens - task.config.max_turn_tokens
     fits = [state for state in states if len(state.ids) <= most]
-    overflown = [
+    overflowed = [
         replace(state, stop=StopReason.CONTEXT_OVERFLOW,
                 turns=(*state.turns[:-1], replace(state.turns[-1], observation_ids=())))
         for state in states if len(state.ids) > most]
-    return fits, overflown
+    return fits, overflowed
 
 
 def groups_of(items: Sequence[Item], leaves: Sequence[State]) -> list[Group]:

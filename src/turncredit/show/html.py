@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+from turncredit.episodes.records import EpisodeRecord, GroupRecord
 from turncredit.show.credits import Credits
-from turncredit.show.records import EpisodeRecord, GroupRecord
 from turncredit.show.terminal import facts, headline, number, turn_rewards
 
 _STYLE = """

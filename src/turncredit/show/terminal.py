@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from turncredit.episodes.records import EpisodeRecord, GroupRecord
 from turncredit.show.credits import Credits
-from turncredit.show.records import EpisodeRecord, GroupRecord
 
 
 def headline(record: GroupRecord) -> str:

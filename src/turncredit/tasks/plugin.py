@@ -214,4 +214,4 @@ class TaskPlugin:
                                   "return a value of the declared kind")
 
     def _error(self, transcript: Transcript, fault: str, remedy: str) -> TaskError:
-        return TaskError(f"task {self.name!r}, rewards of an episode of {transcript.question_id!r}: {fault}", remedy)
+        return TaskError(f"task {self.name!r}, rewards of an episode of {transcript.item_id!r}: {fault}", remedy)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from turncredit.config.load import RunConfig
+from turncredit.episodes.records import episodes_path
 from turncredit.files import atomic, json_sha256, sha256
-from turncredit.show.records import episodes_path
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.training.run_folder import RunPaths
 

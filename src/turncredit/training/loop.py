@@ -23,14 +23,14 @@ from turncredit.config.load import RunConfig
 from turncredit.credit.base import Estimator
 from turncredit.credit.rows import rows_of
 from turncredit.distributed.processes import SINGLE_PROCESS, Processes
+from turncredit.episodes.keep import EpisodeRecorder, kept_steps
+from turncredit.episodes.records import step_episodes, write_records
 from turncredit.errors import Interrupted
 from turncredit.evaluation import Episode, EpisodeRunner
 from turncredit.files import writing
 from turncredit.losses import kl_k3
 from turncredit.rollout.branching import branching_of
-from turncredit.seeding import START, Cursor, digest, draw
-from turncredit.show.keep import EpisodeRecorder, kept_steps
-from turncredit.show.records import step_episodes, write_records
+from turncredit.seeding import START, Cursor, derive_seed, draw
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
 from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
@@ -207,7 +207,7 @@ class Trainer:
         items = [self.pool[i] for i in chosen]
         groups = self.processes.scatter_gather(items, lambda share: self.runner.play(
             share, branching, temperature=config.training.temperature,
-            seed_of=lambda item, path: digest(config.seed, step, item, *path)))
+            seed_of=lambda item, path: derive_seed(config.seed, step, item, *path)))
         self.runner.engine.sleep()
         clock.append(time.perf_counter())
 

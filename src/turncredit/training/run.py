@@ -18,6 +18,8 @@ from turncredit.config.load import RunConfig
 from turncredit.credit.base import make_estimator
 from turncredit.data.questions import evaluation_ids
 from turncredit.distributed.processes import Processes
+from turncredit.episodes.keep import EpisodeRecorder, kept_steps
+from turncredit.episodes.records import episodes_path, read_records, step_episodes, write_records
 from turncredit.errors import DataError
 from turncredit.evaluation import Decoding, EpisodeRunner, evaluate, evaluation_table
 from turncredit.files import atomic, json_sha256, sha256
@@ -25,8 +27,6 @@ from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
 from turncredit.policy.tokenizer import Codec
-from turncredit.show.keep import EpisodeRecorder, kept_steps
-from turncredit.show.records import episodes_path, read_records, step_episodes, write_records
 from turncredit.tasks.env import Service
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.tasks.registry import make_reward, make_task, plugin_of

@@ -48,7 +48,7 @@ def task_experiments(scale: Scale) -> dict[str, str]:
     return first
 
 
-def digest(*settings: Any) -> str:
+def settings_hash(*settings: Any) -> str:
     """A short hash of settings. As a rule's parameter it makes a job run again when one of them changes.
 
     Keys at their defaults are left out, so a new key makes no job run again.
@@ -86,12 +86,12 @@ class ScaleInputs:
         sources = [*map(self.registry.source_of, self.scale.datasets), self.scale.retriever.corpus]
         return self.fetched(dict.fromkeys(source for source in sources if source is not None))
 
-    def data_digest(self) -> str:
+    def data_settings_hash(self) -> str:
         """Hash of the settings that decide questions and passages."""
         if self.scale.questions is None:
-            return digest(self.scale.world)
+            return settings_hash(self.scale.world)
         trained_on = {name for experiment in self.scale.experiments.values() for name in experiment.train_on}
-        return digest(self.scale.questions, self.scale.retriever.corpus, sorted(trained_on))
+        return settings_hash(self.scale.questions, self.scale.retriever.corpus, sorted(trained_on))
 
     # Indexes ---------------------------------------------------------------------------------------
 
@@ -118,9 +118,9 @@ class ScaleInputs:
         prebuilt = self.retrievers()[retriever].prebuilt
         return [f"data/{self.scale.name}/corpus.jsonl"] if prebuilt is None else self.fetched([prebuilt])
 
-    def lucene_digest(self, retriever: str = "") -> str:
+    def lucene_settings_hash(self, retriever: str = "") -> str:
         """Hash of the settings that decide a Lucene index."""
-        return digest(self.retrievers()[retriever].model_dump(include={"kind", "k1", "b", "prebuilt"}))
+        return settings_hash(self.retrievers()[retriever].model_dump(include={"kind", "k1", "b", "prebuilt"}))
 
     def vectors(self) -> list[str]:
         """What the FAISS index is made from: embedded shards, or a downloaded index."""
@@ -136,13 +136,13 @@ class ScaleInputs:
                  if self._faiss.encoder in (name, source.repository)]
         return self.fetched(names)
 
-    def vectors_digest(self) -> str:
+    def vectors_settings_hash(self) -> str:
         """Hash of the settings that decide a passage's vector."""
-        return digest(self._vector_settings())
+        return settings_hash(self._vector_settings())
 
-    def faiss_digest(self) -> str:
+    def faiss_settings_hash(self) -> str:
         """Hash of the settings that decide the FAISS index."""
-        return digest(self._vector_settings(), build_settings(self._faiss), self.scale.retriever.prebuilt)
+        return settings_hash(self._vector_settings(), build_settings(self._faiss), self.scale.retriever.prebuilt)
 
     def _vector_settings(self) -> dict[str, Any]:
         """The settings of a flat index: those that every index of the same vectors shares."""
@@ -161,11 +161,11 @@ class ScaleInputs:
         return self.fetched(name for name, source in self.registry.sources.items()
                             if source.repository == path_or_id and not source.files)
 
-    def warm_start_digest(self, *tasks: str) -> str:
+    def warm_start_settings_hash(self, *tasks: str) -> str:
         """Hash of the settings of a policy that is warm-started on demonstrations of these tasks."""
         assert self.scale.warm_start is not None  # the rules of warm starts are for scales that have one
         experiments = task_experiments(self.scale)
-        return digest(self.scale.policy, self.scale.warm_start.hashed_fields(exclude={"threads"}),
+        return settings_hash(self.scale.policy, self.scale.warm_start.hashed_fields(exclude={"threads"}),
                       *(self.scale.experiments[experiments[task]].task for task in tasks))
 
     def policies_before_training(self, kind: str) -> list[str]:

@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from turncredit.episodes.records import GroupRecord
 from turncredit.reporting.figures import style
 from turncredit.reporting.scores import Results, sources
-from turncredit.show.records import GroupRecord
 from turncredit.show.terminal import number, turn_rewards
 
 EXPERIMENT, PREFERRED = "search", "MT-PPO"

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from turncredit.config.algorithm import Content
-from turncredit.rewards.matching import exact_match, f1
 from turncredit.tasks.plugin import Metric, Rewards
 from turncredit.tasks.search.config import SearchRewards
 from turncredit.tasks.search.transcripts import episode_format, executed, given_answer, outcome_format, retrieved
 from turncredit.tasks.tags import SEARCH, intermediate_turn_format
+from turncredit.text_matching import exact_match, f1
 from turncredit.types import Question, Transcript, Turn
 
 METRICS = (

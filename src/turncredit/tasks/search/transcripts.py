@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from turncredit.rewards.matching import contains
 from turncredit.tasks.tags import Grammar, final_turn_format, intermediate_turn_format, parse_action
+from turncredit.text_matching import contains
 from turncredit.types import StopReason, Transcript, Turn
 
 

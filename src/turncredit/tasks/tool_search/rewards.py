@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from turncredit.config.algorithm import Content
-from turncredit.rewards.matching import contains, f1
 from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.search.transcripts import episode_format, executed, given_answer, retrieved
 from turncredit.tasks.tags import TOOL, parse_action, parse_blocks
 from turncredit.tasks.tool_search.config import ToolRewards
+from turncredit.text_matching import contains, f1
 from turncredit.types import Question, Transcript, Turn
 
 COMPONENTS = ("tool_execution", "search_answer", "answer_presence", "exact_match", "xml_format", "xml_tags")

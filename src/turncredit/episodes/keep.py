@@ -7,10 +7,10 @@ from dataclasses import asdict, is_dataclass
 
 from turncredit.config.algorithm import CONTENTS, Content
 from turncredit.config.load import RunConfig
+from turncredit.episodes.records import EpisodeRecord, GroupRecord, RewardRecord, Source, record_turn
 from turncredit.evaluation import Episode
 from turncredit.policy.tokenizer import Codec
-from turncredit.seeding import digest
-from turncredit.show.records import EpisodeRecord, GroupRecord, RewardRecord, Source, record_turn
+from turncredit.seeding import derive_seed
 from turncredit.tasks.plugin import RewardFunction, TaskPlugin
 from turncredit.tasks.registry import make_reward, plugin_of
 from turncredit.types import Group
@@ -76,7 +76,7 @@ class EpisodeRecorder:
         return records
 
     def _rank(self, episode: Episode, step: int) -> int:
-        return digest(self._config.seed, "kept episodes", step, episode.item.dataset, episode.item.id)
+        return derive_seed(self._config.seed, "kept episodes", step, episode.item.dataset, episode.item.id)
 
     def _record(self, source: Source, step: int | None, label: str, group: Group,
                 episodes: Sequence[Episode]) -> GroupRecord:

@@ -1,1 +1,0 @@
-"""Text matching that the rewards of several tasks share: pure functions."""
