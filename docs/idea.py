@@ -9,7 +9,7 @@ from pathlib import Path
 
 from turncredit.config.load import load_scale
 from turncredit.config.training import TrainingConfig
-from turncredit.show.credits import turn_credits
+from turncredit.credit.base import make_estimator
 from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def credits(name: str, group: Group, rewards: Sequence[Rewards]) -> list[list[fl
     A critic is trained on chains: it gets the same episodes as chains.
     """
     algorithm = load_scale("mini", ROOT / "config").algorithms[name]
-    found = turn_credits(algorithm, TrainingConfig(), group, rewards)
+    found = make_estimator(algorithm, TrainingConfig()).turn_credits(group, rewards)
     return found if found is not None else credits(name, Group.of_chains(group.transcripts), rewards)
 
 

@@ -16,9 +16,9 @@ _LARGEST_LOG_RATIO = 20.0  # exp(20) is finite in float32; beyond it the clipped
 def policy_loss(
     logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, weight_N: Tensor, *, clip_epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate of Eq. 3 and 7, negated: -sum weight min(w A, clip(w, 1 - eps, 1 + eps) A).
+    """The clipped surrogate of Eq. 3 and Eq. 7, negated: -sum weight min(w A, clip(w, 1 - eps, 1 + eps) A).
 
-    With an outcome reward only and one turn it is also the objective of Eq. 1.
+    With an outcome reward only and one turn it is the surrogate of Eq. 1.
 
     Args:
         logprob_N, old_logprob_N: log-probabilities under the trained and the sampling policy.
@@ -48,7 +48,7 @@ def tree_policy_loss(
     negative ones.
 
     Args:
-        positive_N, negative_N: these sums, >= 0 and <= 0 (``TokenCredit.shared_N``).
+        positive_N, negative_N: these sums, >= 0 and <= 0 (``TokenCredit.signed_sums_N``).
         logprob_N, old_logprob_N, clip_epsilon: see ``policy_loss``.
     """
     ratio_N = importance_ratio(logprob_N, old_logprob_N)
@@ -57,13 +57,16 @@ def tree_policy_loss(
 
 
 def importance_ratio(logprob_N: Tensor, old_logprob_N: Tensor) -> Tensor:
-    """w_t = pi(token) / pi_old(token)."""
+    """w_t = pi(token) / pi_old(token), with a log-ratio limited to +-20 so that it stays finite in float32.
+
+    Beyond the limit the ratio is constant, so its gradient is 0.
+    """
     return (logprob_N - old_logprob_N).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
 
 
 @torch.no_grad()
 def _clipped(ratio_N: Tensor, positive_N: Tensor, negative_N: Tensor, clip_epsilon: float) -> Tensor:
-    """How many tokens have a gradient of 0 on one side because of the clip."""
+    """The number of tokens on which the clip removes the gradient of a positive or of a negative advantage."""
     above_N = (ratio_N > 1 + clip_epsilon) & (positive_N > 0)
     below_N = (ratio_N < 1 - clip_epsilon) & (negative_N < 0)
     return (above_N | below_N).sum()
@@ -83,7 +86,10 @@ def value_loss(
 
 
 def kl_k3(logprob_N: Tensor, reference_logprob_N: Tensor, weight_N: Tensor) -> Tensor:
-    """The k3 estimate of KL(policy || reference), exp(d) - d - 1 with d = log ref - log policy; a scalar."""
+    """The k3 estimate of KL(policy || reference), exp(d) - d - 1 with d = log ref - log policy; a scalar.
+
+    d is limited to +-20 as in ``importance_ratio``; beyond it the gradient is 0.
+    """
     difference_N = (reference_logprob_N - logprob_N).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     return (weight_N * (difference_N.exp() - difference_N - 1)).sum()
 

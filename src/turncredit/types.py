@@ -1,15 +1,21 @@
-"""The values that all rooms share: items, questions, documents, turns, transcripts, groups.
+"""Types shared by all packages: items, questions, documents, turns, transcripts, groups.
 
-A transcript is append-only and the only carrier of masks. Each token has three, with three names::
+One word for each thing. An *item* is what an episode is about, e.g. a question. An *episode* is played turn by
+turn; its *transcript* is what was sampled and observed. A *group* has the transcripts of one item: chains, or the
+*leaves* of a tree, whose *nodes* are the distinct turns. The mathematics calls a transcript a *trajectory*; training
+pads it as a *row*.
+
+Each token of a transcript has three masks, with three names::
 
     tokens          prompt | <search> a </search> | <information> b </information> | <answer> c </answer> | padding
     attention_mask     1   |          1           |               1                |          1           |    0
     loss_mask          0   |          1           |               0                |          1           |    0
     turn_id           -1   |          0           |               0                |          1           |
 
-``attention_mask`` says what the model sees; the collator adds the padding. ``loss_mask`` says what is
-trained: the tokens that the policy sampled. ``turn_id`` says which turn gets the credit; the prompt has
-turn -1, an observation the turn that it followed.
+``attention_mask`` is what the model sees; ``training.batch`` makes it when it pads rows. ``loss_mask`` is what is
+trained: the tokens that the policy sampled; a row of a tree drops the turns that another row trains
+(``credit.rows``). ``turn_id`` is the turn that gets the credit: -1 for the prompt, and for an observation the turn
+that it followed.
 """
 
 from __future__ import annotations

@@ -133,8 +133,8 @@ def test_a_token_whose_credit_is_off_by_a_thousandth_would_be_noticed():
     expected = gradient(*batch_of(GROUP, settings))
     learner, batch, credit, given_ = batch_of(GROUP, settings)
     allowed = rounding(learner, batch, credit, given_)
-    positive_N, negative_N = credit.shared_N
+    positive_N, negative_N = credit.signed_sums_N
     positive_N = positive_N.clone()
     positive_N[positive_N.argmax()] *= 1 + 1e-3
-    found = gradient(learner, batch, replace(credit, shared_N=(positive_N, negative_N)), given_)
+    found = gradient(learner, batch, replace(credit, signed_sums_N=(positive_N, negative_N)), given_)
     assert error_ratio(found, expected, **allowed) > 2

@@ -194,7 +194,7 @@ def test_the_digests_of_shipped_runs_are_those_of_their_configurations() -> None
 
 @pytest.mark.parametrize(("change", "says"), [
     ({"estimator": "gruop"}, "algorithms.X.estimator = 'gruop': no such estimator; did you mean 'group'?"),
-    ({"estimator": "rloo"}, "algorithms.X.placement = 'per_turn': estimator 'rloo' takes terminal, delayed"),
+    ({"estimator": "rloo"}, "algorithms.X.placement = 'per_turn': estimator 'rloo' accepts terminal, delayed"),
     ({"placement": "perturn"}, "did you mean 'per_turn'?"), ({"rollout": "chain"}, "did you mean 'chains'?")])
 def test_an_algorithm_of_unknown_words_is_refused(folder: Path, change: dict[str, str], says: str) -> None:
     words = {"estimator": "group", "placement": "per_turn", "content": "full", "rollout": "tree"} | change

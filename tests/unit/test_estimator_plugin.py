@@ -19,7 +19,7 @@ from turncredit.config.load import load_scale
 from turncredit.config.training import TrainingConfig
 from turncredit.credit.base import GroupEstimator, TrajectoryRewards, make_estimator
 from turncredit.credit.grpo import EPSILON, group_zscore
-from turncredit.credit.registry import ESTIMATORS
+from turncredit.credit.registry import ESTIMATORS, ROLLOUTS
 from turncredit.credit.rows import rows_of
 from turncredit.errors import ConfigError
 from turncredit.types import Group, Observation, Turn, TurnStop
@@ -54,6 +54,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     module.StepGroups = StepGroups
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(ESTIMATORS, "step_groups", {"per_turn": "step_groups:StepGroups"})
+    monkeypatch.setitem(ROLLOUTS, "step_groups", ("chains",))
 
 
 def algorithm_of(folder: Path, **settings: object):

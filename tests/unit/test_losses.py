@@ -81,11 +81,11 @@ def objective(model: Table, groups: list[Group], credit: TokenCredit, beta: floa
                 ref.append(reference.logprob(ids, t).detach())
                 old.append(old_all[t])
     old_N = torch.tensor(old, dtype=torch.double)
-    if credit.shared_N is None:
+    if credit.signed_sums_N is None:
         loss, _ = policy_loss(torch.stack(new), old_N, credit.advantage_N.double(), credit.weight_N.double(),
                               clip_epsilon=0.2)
     else:
-        loss, _ = tree_policy_loss(torch.stack(new), old_N, *(part.double() for part in credit.shared_N),
+        loss, _ = tree_policy_loss(torch.stack(new), old_N, *(part.double() for part in credit.signed_sums_N),
                                    clip_epsilon=0.2)
     return loss + beta * kl_k3(torch.stack(new), torch.stack(ref), credit.weight_N.double())
 
@@ -131,7 +131,7 @@ def test_a_tree_equals_its_leaves_written_out(seed: int, branching: int, turns: 
     leaves = written_out(twin, groups, estimator, rewards, beta, reference)
     leaves.backward()
     # all is float64, but the credit is rounded to float32 once
-    scales = sensitivity(compute, [*(credit.shared_N or [credit.advantage_N]), credit.weight_N])
+    scales = sensitivity(compute, [*(credit.signed_sums_N or [credit.advantage_N]), credit.weight_N])
     for found, expected, scale in zip(compute(), (leaves, twin.weight.grad), scales, strict=True):
         assert_close(found, expected, scale=scale)
 

@@ -150,7 +150,7 @@ def test_a_row_is_the_rollout_of_an_agent_that_says_the_same(stage: Stage, task:
 
 
 def of_questions(chunk: Sequence[Row]) -> list[str]:
-    return [row.transcript.question_id for row in chunk]
+    return [row.transcript.item_id for row in chunk]
 
 
 def test_expert_rows_take_one_hop_first_and_then_everything(stage: Stage) -> None:
@@ -178,7 +178,7 @@ def test_two_turns_take_questions_of_one_hop(stage: Stage) -> None:
 def test_most_rows_are_renamed_and_some_are_true(stage: Stage) -> None:
     asked = {question.id: question.question for question in stage.questions}
     chunks = itertools.islice(rows(stage), 6)
-    true = [asked[row.transcript.question_id] in stage.codec.decode(row.transcript.prompt_ids)
+    true = [asked[row.transcript.item_id] in stage.codec.decode(row.transcript.prompt_ids)
             for chunk in chunks for row in chunk]
     assert sum(true) / len(true) == pytest.approx(0.2, abs=0.08)
 

@@ -16,7 +16,7 @@ rule evaluate:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: run_config(w).digest(),
+        settings=lambda w: settings_hash(run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()),
     message:
         "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
     shell:
@@ -38,7 +38,7 @@ rule evaluate_imported:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: run_config(w).digest(),
+        settings=lambda w: settings_hash(run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()),
     message:
         "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed} (imported)"
     shell:

@@ -1,4 +1,7 @@
-"""The settings of an algorithm: four words, each free of the others, and the estimator's own keys."""
+"""Settings of an algorithm: estimator, placement, content and rollout, and the estimator's own keys.
+
+Content is independent of the others; an estimator accepts some placements and rollouts (``credit.registry``).
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,17 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from turncredit.config.base import StrictModel
-from turncredit.credit.registry import ESTIMATORS, Placement
+from turncredit.credit.registry import ESTIMATORS, ROLLOUTS, Placement, Rollout
 from turncredit.errors import nearest
 
 Content = Literal["outcome", "merged", "full"]
 CONTENTS: tuple[Content, ...] = get_args(Content)
-Rollout = Literal["single", "chains", "tree"]
 
 
 class Algorithm(StrictModel):
     """An algorithm of ``config/algorithms.yaml``."""
 
-    estimator: str  # how advantages are estimated: a word of credit.registry.ESTIMATORS
+    estimator: str  # how advantages are estimated: a name of credit.registry.ESTIMATORS
     placement: Placement  # where rewards are placed: M1, M2, M3
     content: Content  # which reward components count
     rollout: Rollout  # how a question's episodes are sampled: one chain, G chains, a tree
@@ -32,7 +34,9 @@ class Algorithm(StrictModel):
         return word
 
     @model_validator(mode="after")
-    def _placement_fits_the_estimator(self) -> Algorithm:
-        if self.placement not in (takes := ESTIMATORS[self.estimator]):
-            raise ValueError(f"placement = {self.placement!r}: estimator {self.estimator!r} takes {', '.join(takes)}")
+    def _estimator_accepts(self) -> Algorithm:
+        for key, value, accepted in (("placement", self.placement, ESTIMATORS[self.estimator]),
+                                     ("rollout", self.rollout, ROLLOUTS[self.estimator])):
+            if value not in accepted:
+                raise ValueError(f"{key} = {value!r}: estimator {self.estimator!r} accepts {', '.join(accepted)}")
         return self

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, field_validator, model_validator
 
-from turncredit.config.algorithm import Algorithm, Content, Rollout
+from turncredit.config.algorithm import Algorithm, Content
 from turncredit.config.base import StrictModel, explain, missing, optional, read_mapping, refuse, validate_as
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
 from turncredit.config.task import RewardConfig, TaskConfig
 from turncredit.config.training import TrainingConfig
-from turncredit.credit.registry import Placement
+from turncredit.credit.registry import Placement, Rollout
 from turncredit.errors import ConfigError, nearest
 from turncredit.files import json_sha256
 from turncredit.tasks.registry import TASKS, plugin_of
@@ -262,12 +262,16 @@ class Scale(StrictModel):
             raise ConfigError(f"seed {seed} is negative", "use 0, 1, 2, ...")
         overrides = found.arms[arm].overrides
         algorithm = self.algorithms[found.arms[arm].algorithm]
-        algorithm = algorithm.model_copy(
-            update={k: v for k in ("placement", "content", "rollout") if (v := getattr(overrides, k)) is not None})
+        try:
+            algorithm = Algorithm.model_validate(algorithm.model_dump() | {
+                k: v for k in ("placement", "content", "rollout") if (v := getattr(overrides, k)) is not None})
+        except ValidationError as error:
+            raise ConfigError(f"experiments.{experiment}.arms.{arm}.overrides: {explain(error, Algorithm)}",
+                              "change the overrides") from error
         task = found.task.model_validate(found.task.model_dump() | overrides.task)
         values = self.rewards[task.name]
         rewards = values.model_validate(values.model_dump() | overrides.rewards)
-        evaluated = self.evaluated(experiment)  # not written down where it is all that there is
+        evaluated = self.evaluated(experiment)  # None if it equals all data sets, so that the hash does not change
         return RunConfig(
             scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
             rewards=rewards, train_on=found.train_on, retriever=found.retriever,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -79,6 +79,10 @@ class RetrieverConfig(StrictModel):
         if self.location == "job" and self.faiss and self.faiss.device == "cuda" and self.server.gpus == 0:
             raise ValueError("server.gpus = 0: with location = 'job' and faiss.device = 'cuda' it must be at least 1")
         return self
+
+    def result_settings(self) -> dict[str, Any]:
+        """The settings that decide what a search returns, as JSON; time limits and retries do not."""
+        return self.hashed_fields(exclude={"timeout_s", "retries"})
 
     def to_json(self) -> str:
         """Return all settings as JSON, including those that are not in a run's hash."""

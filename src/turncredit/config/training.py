@@ -15,8 +15,8 @@ class TrainingConfig(StrictModel):
     steps: int = Field(60, ge=1)
     tokens_per_step: int = Field(2000, ge=1)  # sampled tokens a step, shared turns counted once
     trajectories_per_step: int | None = optional(ge=1)  # instead of tokens: episodes, the leaves of a tree each
-    group_size: int = Field(8, ge=2)  # G of the group baselines (chains)
-    tree_branching: int = Field(2, ge=2)  # G of MT-GRPO's tree: actions sampled from each state
+    group_size: int = Field(8, ge=2)  # chains of rollout `chains`: G of group baselines
+    tree_branching: int = Field(2, ge=2)  # turns sampled from each state of rollout `tree`: G of the paper's trees
     inner_epochs: int = Field(1, ge=1)  # passes over a batch (mu of GRPO, ppo_epochs of PPO)
     minibatches: int = Field(2, ge=1)  # optimiser steps a pass
     micro_batch_tokens: int = Field(8192, ge=1)  # padded tokens a forward pass
@@ -32,8 +32,8 @@ class TrainingConfig(StrictModel):
     kl_coefficient: float = Field(0.001, ge=0)  # beta
     entropy_coefficient: float = Field(0.0, ge=0)
     temperature: float = Field(1.0, gt=0)
-    gamma: float = Field(1.0, ge=0, le=1)
-    gae_lambda: float = Field(1.0, ge=0, le=1)
+    gamma: float = Field(1.0, ge=0, le=1)  # discount: per turn in returns (Eq. 2), per sampled token in GAE (Eq. 8)
+    gae_lambda: float = Field(1.0, ge=0, le=1)  # lambda of GAE, per sampled token
     alpha: float = Field(1.0, ge=0, le=1)  # weight of A^O in Eq. 5-6 and 12
     group_std: Literal["population", "sample"] = "population"
     loss_aggregation: Literal["sequence", "token"] = "sequence"  # 1/|y_i| of Eq. 3, or token mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -41,22 +43,22 @@ class TokenCredit:
     Attributes:
         advantage_N: A_t. For a token that several leaves of a tree share: their weighted mean.
         weight_N: the token's share of the objective; sums to 1.
-        shared_N: for trees only, ``(positive_N, negative_N)``: weighted advantages summed over the leaves
+        signed_sums_N: for trees only, ``(positive_N, negative_N)``: weighted advantages summed over the leaves
             that share the token, positive and negative ones apart, because the clip treats them
             differently (``losses.tree_policy_loss``). None where no leaves share a turn.
         return_N: targets of the critic, or None.
-        zero_std_groups: share of groups whose advantages are all 0, or None.
+        zero_std_groups: fraction of groups whose advantages are all 0, or None.
     """
 
     advantage_N: Tensor
     weight_N: Tensor
-    shared_N: tuple[Tensor, Tensor] | None = None
+    signed_sums_N: tuple[Tensor, Tensor] | None = None
     return_N: Tensor | None = None
     zero_std_groups: float | None = None
 
 
 class Estimator(ABC):
-    """Turns rewards into credit. The trainer knows an algorithm only through this interface.
+    """Turns rewards into credit. The trainer uses an algorithm only through this interface.
 
     Args:
         placement: where rewards are placed; the registry names the placements that an estimator takes.
@@ -67,8 +69,6 @@ class Estimator(ABC):
     Settings: ClassVar[type[StrictModel]] = StrictModel  # a subclass with the estimator's own keys, if it has any
     uses_critic: ClassVar[bool]
     kl_in_reward: ClassVar[bool]  # the KL penalty is part of the token rewards; else it is a term of the loss
-    compares: ClassVar[bool]  # members of a group are compared, so a question needs several
-    takes_trees: ClassVar[bool]
 
     def __init__(self, placement: Placement, training: TrainingConfig,
                  settings: StrictModel | None = None) -> None:
@@ -87,7 +87,7 @@ class Estimator(ABC):
         reference_logprob_N: Tensor | None = None,
         value_N: Tensor | None = None,
     ) -> TokenCredit:
-        """Credit of the loss tokens of ``rows`` (= ``rows_of(groups)``).
+        """Credit of the loss tokens of ``rows``, which must be ``rows_of(groups)``.
 
         Args:
             groups: the episodes of each question.
@@ -95,6 +95,17 @@ class Estimator(ABC):
             rows: the same episodes as training rows.
             old_logprob_N, reference_logprob_N: log-probabilities under the sampling and the reference policy.
             value_N: the critic's predictions, where ``uses_critic``.
+
+        Raises:
+            ValueError: see ``check_rewards``.
+        """
+
+    @abstractmethod
+    def turn_credits(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]] | None:
+        """Ragged ``credit_L_K`` for people: the credit of each turn of each leaf of one group.
+
+        Advantages of a group baseline; returns of a critic, which are its advantages at V = 0, before whitening and
+        without the KL penalty. None if these episodes have no such credit.
         """
 
 
@@ -103,12 +114,14 @@ class GroupEstimator(Estimator):
 
     uses_critic = False
     kl_in_reward = False
-    compares = True
-    takes_trees = True
 
     @abstractmethod
     def advantages(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]]:
         """Ragged ``advantage_L_K``: the advantage of each turn of each leaf of one group."""
+
+    def turn_credits(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]] | None:
+        """See ``Estimator.turn_credits``; None for a group of one."""
+        return None if len(group.transcripts) == 1 else self.advantages(group, rewards)
 
     def credit(
         self,
@@ -121,6 +134,7 @@ class GroupEstimator(Estimator):
         value_N: Tensor | None = None,
     ) -> TokenCredit:
         """See ``Estimator.credit``. A turn that leaves share sums the weighted advantages of its leaves."""
+        check_rewards(groups, rewards)
         weight_of_leaf = leaf_weights(groups, self.training.loss_aggregation)
         positive, negative, weight = ([np.zeros(group.turn_count) for group in groups] for _ in range(3))
         zero_groups = 0
@@ -144,11 +158,43 @@ class GroupEstimator(Estimator):
                            zero_std_groups=zero_groups / len(groups))
 
 
-def leaf_weights(groups: Sequence[Group], aggregation: str) -> list[list[float]]:
-    """The weight of each sampled token of each leaf, as [group][leaf]; all tokens together weigh 1.
+def on_all_turns(advantage_L: NDArray[np.float64], group: Group) -> list[list[float]]:
+    """Ragged ``advantage_L_K``: the advantage of a whole trajectory for each of its turns."""
+    return [[advantage] * len(leaf.turns)
+            for advantage, leaf in zip(advantage_L.tolist(), group.transcripts, strict=True)]
 
-    ``sequence``: questions weigh the same, the leaves of a question too, and the tokens of a leaf share
-    its weight: 1 / (Q L |y|) (Eq. 3 and 7). ``token``: all tokens of the batch weigh the same.
+
+def check_rewards(groups: Sequence[Group], rewards: Sequence[Sequence[TrajectoryRewards]]) -> None:
+    """Refuse rewards that do not fit their episodes, before any of them is paid.
+
+    Raises:
+        ValueError: not one set of rewards for each leaf, not one R^I for each turn, a reward that is not finite, or
+            leaves that share a turn and disagree on its R^I.
+    """
+    if not groups or [len(leaves) for leaves in rewards] != [len(group.transcripts) for group in groups]:
+        raise ValueError(f"rewards of {[len(leaves) for leaves in rewards]} leaves for groups of "
+                         f"{[len(group.transcripts) for group in groups]}; each leaf has one")
+    for group, leaves in zip(groups, rewards, strict=True):
+        reward_of_node: dict[int, float] = {}
+        for transcript, node_K, reward in zip(group.transcripts, group.node_L_K, leaves, strict=True):
+            where = f"an episode of {transcript.item_id!r}"
+            if len(reward.intermediate_K) != len(transcript.turns):
+                raise ValueError(f"{where}: {len(reward.intermediate_K)} intermediate rewards for "
+                                 f"{len(transcript.turns)} turns")
+            if not all(map(math.isfinite, (*reward.intermediate_K, reward.outcome))):
+                raise ValueError(f"{where}: a reward is not finite: {reward}")
+            for node, value in zip(node_K, reward.intermediate_K, strict=True):
+                if reward_of_node.setdefault(node, value) != value:
+                    raise ValueError(f"{where}: turn {node} has two intermediate rewards, "
+                                     f"{reward_of_node[node]} and {value}")
+
+
+def leaf_weights(groups: Sequence[Group], aggregation: str) -> list[list[float]]:
+    """The weight of each sampled token of each leaf in the objective, as [group][leaf]; all tokens sum to 1.
+
+    ``sequence``: equal for questions, for the leaves of a question and for the tokens of a leaf, so
+    1 / (Q L |y|) (Eq. 3, Eq. 7). ``token``: equal for all tokens of the batch. Trees weigh their leaves
+    equally here, as the paper does; *metrics* weigh them by probability (``evaluation.leaf_shares``).
 
     Raises:
         ValueError: unknown aggregation.
@@ -168,8 +214,7 @@ def make_estimator(algorithm: Algorithm, training: TrainingConfig) -> Estimator:
     """The estimator of an algorithm.
 
     Raises:
-        ConfigError: ``settings`` has a key or value that the estimator does not take, or the estimator
-            does not go with the rollout.
+        ConfigError: ``settings`` has a key or value that the estimator does not accept.
     """
     module, _, name = ESTIMATORS[algorithm.estimator][algorithm.placement].partition(":")
     kind: type[Estimator] = getattr(import_module(f"turncredit.credit.{module}"), name)
@@ -178,10 +223,4 @@ def make_estimator(algorithm: Algorithm, training: TrainingConfig) -> Estimator:
     except ValidationError as error:
         raise ConfigError(f"algorithm.settings of estimator {algorithm.estimator!r}: {explain(error, kind.Settings)}",
                           "correct config/algorithms.yaml") from error
-    if kind.compares and algorithm.rollout == "single":
-        raise ConfigError(f"estimator {algorithm.estimator!r} compares the episodes of a question: rollout 'single' "
-                          "samples only one", "use rollout: chains or rollout: tree")
-    if not kind.takes_trees and algorithm.rollout == "tree":
-        raise ConfigError(f"estimator {algorithm.estimator!r} takes chains, not trees",
-                          "use rollout: single or rollout: chains")
     return kind(algorithm.placement, training, settings)

@@ -42,13 +42,13 @@ def gae(
 
 
 def whiten(value_N: Tensor) -> Tensor:
-    """Zero mean and unit variance over the given tokens (all of them loss tokens), as Search-R1 does.
+    """Whitened values of the loss tokens, (x - mean) / sqrt(variance + 1e-8) with the population variance.
 
-    A batch whose values are all equal has nothing to say and becomes 0.
+    As Search-R1 does. Equal values (a variance below 1e-12) become 0: they carry no signal. NaN stays NaN.
 
     >>> whiten(torch.tensor([1., 3.]))
     tensor([-1.,  1.])
     """
     centred_N = value_N - value_N.mean()
     variance = centred_N.square().mean()
-    return centred_N * torch.rsqrt(variance + 1e-8) if variance > 1e-12 else torch.zeros_like(value_N)
+    return torch.zeros_like(value_N) if variance <= 1e-12 else centred_N * torch.rsqrt(variance + 1e-8)

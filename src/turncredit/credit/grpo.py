@@ -1,4 +1,4 @@
-"""GRPO on whole trajectories: GRPO-OR (terminal rewards) and GRPO-MR (delayed rewards). Eq. 3 and 4.
+"""GRPO on whole trajectories: GRPO-OR (terminal rewards) and GRPO-MR (delayed rewards). Eq. 4.
 
 What is compared: the returns of the G trajectories of one question. Every token of a trajectory gets
 the same advantage, so a group of trajectories cannot tell a good turn from a bad one.
@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turncredit.credit.base import GroupEstimator, TrajectoryRewards
+from turncredit.credit.base import GroupEstimator, TrajectoryRewards, on_all_turns
 from turncredit.credit.placement import trajectory_return
 from turncredit.types import Group
 
+EQUAL = 1e-9  # a range of rewards that is rounding: sums of reward components differ by less
 EPSILON = 1e-6  # beside the standard deviation, as in verl; the authors' v1 code has 1e-4
 
 
@@ -27,16 +28,21 @@ def group_zscore(reward_G: ArrayLike, std: Literal["population", "sample"] = "po
         std: divide squares by G (``population``) or by G - 1 (``sample``, as the authors' v1 code).
 
     Returns:
-        ``advantage_G``. Exactly 0 for a group of one and for a group whose rewards are all equal:
-        there is nothing to compare.
+        ``advantage_G``. Exactly 0 for a group of one and for a group whose rewards are equal up to rounding
+        (a range of at most 1e-9): there is nothing to compare.
+
+    Raises:
+        ValueError: unknown std.
 
     >>> group_zscore([1.0, 0.0, 0.0, 1.0]).round(3).tolist()
     [1.0, -1.0, -1.0, 1.0]
     >>> group_zscore([0.7, 0.7]).tolist(), group_zscore([5.0]).tolist()
     ([0.0, 0.0], [0.0])
     """
+    if std not in ("population", "sample"):
+        raise ValueError(f"unknown standard deviation {std!r}: use population or sample")
     rewards = np.asarray(reward_G, dtype=np.float64)
-    if rewards.size < 2 or np.ptp(rewards) <= 1e-9:
+    if rewards.size < 2 or np.ptp(rewards) <= EQUAL:
         return np.zeros(rewards.size)
     return (rewards - rewards.mean()) / (rewards.std(ddof=int(std == "sample")) + EPSILON)
 
@@ -48,6 +54,4 @@ class GRPO(GroupEstimator):
         """See ``GroupEstimator.advantages``."""
         return_L = [trajectory_return(self.placement, r.intermediate_K, r.outcome, self.training.gamma)
                     for r in rewards]
-        advantage_L = group_zscore(return_L, self.training.group_std)
-        return [[advantage] * len(leaf.turns)
-                for advantage, leaf in zip(advantage_L.tolist(), group.transcripts, strict=True)]
+        return on_all_turns(group_zscore(return_L, self.training.group_std), group)

@@ -1,4 +1,4 @@
-"""MT-GRPO: turns compared with the other turns from the same state. Eq. 5-6 and 10-12.
+"""MT-GRPO: turns compared with the other turns from the same state. Eq. 5, Eq. 6, Eq. 10, Eq. 11, Eq. 12.
 
 What is compared: turns that were sampled from the same state, by their own R^I; and all trajectories
 of the question, by R^O. Siblings exist only where the rollout branched: at every turn of a tree, at
@@ -24,11 +24,11 @@ def intermediate_advantages(
 
     Args:
         intermediate_L_K: ragged, R^I of each leaf's turns; equal where leaves share a turn.
-        node_L_K: ragged, the number of each leaf's turns in the tree (``types.Group.node_L_K``).
+        node_L_K: ragged, the tree node of each leaf's turns (``types.Group.node_L_K``).
         std: see ``group_zscore``.
 
     Returns:
-        turn number -> A^I; 0 for a turn without siblings.
+        node -> A^I; 0 for a turn without siblings.
 
     Raises:
         ValueError: leaves that share a turn disagree on its reward.
@@ -57,34 +57,36 @@ def outcome_advantages(outcome_L: Sequence[float], std: Std = "population") -> l
     return advantages
 
 
-def turn_advantages(intermediate_K: Sequence[float], outcome: float, alpha: float) -> list[float]:
-    """Eq. 12: the advantage of each turn of one trajectory; at K = 2 it is Eq. 5-6.
+def turn_advantages(
+    intermediate_advantage_K: Sequence[float], outcome_advantage: float, alpha: float
+) -> list[float]:
+    """Eq. 12: the advantage of each turn of one trajectory; at K = 2 it is Eq. 5 and Eq. 6.
 
     A_k = sum_{l=k}^{K-1} alpha^(l-k) A^I_l + alpha^(K-k) A^O, as the recursion A_k = A^I_k + alpha A_{k+1}
     from A_K = A^I_K + A^O. The last turn of a full-length trajectory has no siblings, so its A^I is 0.
 
     Args:
-        intermediate_K: A^I of each turn.
-        outcome: A^O of the trajectory.
+        intermediate_advantage_K: A^I of each turn.
+        outcome_advantage: A^O of the trajectory.
         alpha: weight of what comes later, in [0, 1].
 
     >>> turn_advantages([1.0, 0.0], -1.0, alpha=0.5)
     [0.5, -1.0]
     """
-    *earlier, last = intermediate_K
-    advantages = [last + outcome]
+    *earlier, last = intermediate_advantage_K
+    advantages = [last + outcome_advantage]
     for intermediate in reversed(earlier):
         advantages.insert(0, intermediate + alpha * advantages[0])
     return advantages
 
 
 class MTGRPO(GroupEstimator):
-    """The advantage of each turn from its siblings and from the outcome (Eq. 10-12)."""
+    """The advantage of each turn from its siblings and from the outcome (Eq. 10, Eq. 11, Eq. 12)."""
 
     def advantages(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]]:
         """See ``GroupEstimator.advantages``."""
         std, alpha = self.training.group_std, self.training.alpha
-        intermediate_of = intermediate_advantages([r.intermediate_K for r in rewards], group.node_L_K, std)
-        return [turn_advantages([intermediate_of[node] for node in node_K], outcome, alpha)
+        advantage_of_node = intermediate_advantages([r.intermediate_K for r in rewards], group.node_L_K, std)
+        return [turn_advantages([advantage_of_node[node] for node in node_K], outcome, alpha)
                 for node_K, outcome in zip(group.node_L_K, outcome_advantages([r.outcome for r in rewards], std),
                                            strict=True)]

@@ -1,8 +1,12 @@
-"""PPO with a critic: PPO-OR (terminal rewards), PPO-MR (delayed) and MT-PPO (per turn). Eq. 7-9.
+"""PPO with a critic. Uses placement (Eq. 9) and GAE (Eq. 8); the clipped objective is ``losses.policy_loss``.
 
-What is placed: each turn's reward on its last sampled token (Eq. 9), all of them on the last token of
-the trajectory, or the outcome alone. What is compared: each token's discounted future reward with the
-critic's prediction (GAE, Eq. 8). The three algorithms differ in the placement only.
+The three algorithms differ in where rewards are placed:
+
+- PPO-OR: R^O on the last token of the trajectory;
+- PPO-MR: the sum of all R^I and R^O on the last token of the trajectory;
+- MT-PPO: R^I on the last sampled token of its turn, R^O on the last token of the trajectory.
+
+GAE compares each token's discounted future reward with the critic's prediction.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from turncredit.credit.base import Estimator, TokenCredit, TrajectoryRewards, leaf_weights
+from turncredit.credit.base import Estimator, TokenCredit, TrajectoryRewards, check_rewards, leaf_weights
 from turncredit.credit.gae import gae, whiten
 from turncredit.credit.placement import place_on_tokens, place_on_turns
-from turncredit.credit.rows import Row
+from turncredit.credit.rows import Row, rows_of
 from turncredit.types import Group
 
 
@@ -24,8 +28,6 @@ class PPO(Estimator):
 
     uses_critic = True
     kl_in_reward = True
-    compares = False
-    takes_trees = False
 
     def credit(
         self,
@@ -40,10 +42,13 @@ class PPO(Estimator):
         """See ``Estimator.credit``.
 
         Raises:
-            ValueError: values are missing, or leaves share turns.
+            ValueError: values or reference log-probabilities are missing, leaves share turns, or see ``check_rewards``.
         """
+        check_rewards(groups, rewards)
         if value_N is None:
             raise ValueError("PPO needs value_N, the critic's predictions")
+        if reference_logprob_N is None and self.training.kl_coefficient:
+            raise ValueError("PPO with a KL coefficient needs reference_logprob_N")
         if any(group.is_tree for group in groups):
             raise ValueError("PPO takes chains, not trees")
         length_B_K = [[len(turn.sampled_ids) for turn in row.transcript.turns] for row in rows]
@@ -62,3 +67,15 @@ class PPO(Estimator):
             advantage_N=whiten(advantage_B_S[mask_B_S]),
             weight_N=torch.tensor(weight_of_row).float().repeat_interleave(length_B),
             return_N=return_B_S[mask_B_S])
+
+    def turn_credits(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]] | None:
+        """See ``Estimator.turn_credits``: the return at each turn's first token; None for a tree."""
+        if group.is_tree:
+            return None
+        rows, tokens = rows_of([group]), group.sampled_count
+        zero_N = torch.zeros(tokens)  # equal log-probabilities: no KL penalty
+        credit = self.credit([group], [rewards], rows, old_logprob_N=zero_N, reference_logprob_N=zero_N, value_N=zero_N)
+        assert credit.return_N is not None  # a critic has targets
+        return_R = torch.split(credit.return_N, [len(row.turn_N) for row in rows])
+        return [[returns[row.turn_N.tolist().index(k)].item() for k in range(len(row.transcript.turns))]
+                for row, returns in zip(rows, return_R, strict=True)]

@@ -11,19 +11,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from turncredit.credit.base import GroupEstimator, TrajectoryRewards
+from turncredit.credit.base import GroupEstimator, TrajectoryRewards, on_all_turns
+from turncredit.credit.grpo import EQUAL
 from turncredit.credit.placement import trajectory_return
 from turncredit.types import Group
 
 
 def leave_one_out(return_G: ArrayLike) -> NDArray[np.float64]:
-    """r_i - mean of all r_j with j != i, which is G / (G - 1) (r_i - mean); 0 for a group of one.
+    """r_i - mean of all r_j with j != i, which is G / (G - 1) (r_i - mean).
+
+    Exactly 0 for a group of one and for returns that are equal up to rounding, as in ``grpo.group_zscore``.
 
     >>> leave_one_out([1.0, 0.0, 0.5]).tolist()
     [0.75, -0.75, 0.0]
     """
     returns = np.asarray(return_G, dtype=np.float64)
-    if returns.size < 2:
+    if returns.size < 2 or np.ptp(returns) <= EQUAL:
         return np.zeros(returns.size)
     return returns - (returns.sum() - returns) / (returns.size - 1)
 
@@ -35,5 +38,4 @@ class RLOO(GroupEstimator):
         """See ``GroupEstimator.advantages``."""
         return_L = [trajectory_return(self.placement, r.intermediate_K, r.outcome, self.training.gamma)
                     for r in rewards]
-        return [[advantage] * len(leaf.turns)
-                for advantage, leaf in zip(leave_one_out(return_L).tolist(), group.transcripts, strict=True)]
+        return on_all_turns(leave_one_out(return_L), group)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from turncredit.config.algorithm import Rollout
 from turncredit.config.training import TrainingConfig
+from turncredit.credit.registry import Rollout
 
 
 def branching_of(rollout: Rollout, max_turns: int, training: TrainingConfig) -> tuple[int, ...]:

@@ -86,7 +86,7 @@ class ServiceSettings:
 
     def identity(self) -> Any:
         """The settings that decide a result, as JSON data."""
-        return self.retriever.hashed_fields()
+        return self.retriever.result_settings()
 
 
 class Demonstrator(Protocol):

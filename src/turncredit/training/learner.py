@@ -188,11 +188,11 @@ class Learner:
                 factor = scale if counts else 0.0
                 old_N, weight_N = here(batch.old_logprob_N), here(credit.weight_N) * factor
                 logprob_N, entropy_N = self._logprobs(self.scorer, micro)
-                if credit.shared_N is None:
+                if credit.signed_sums_N is None:
                     loss, clipped = policy_loss(logprob_N, old_N, here(credit.advantage_N), weight_N,
                                                 clip_epsilon=self.settings.clip_epsilon)
                 else:
-                    positive_N, negative_N = (here(part_N) * factor for part_N in credit.shared_N)
+                    positive_N, negative_N = (here(part_N) * factor for part_N in credit.signed_sums_N)
                     loss, clipped = tree_policy_loss(logprob_N, old_N, positive_N, negative_N,
                                                      clip_epsilon=self.settings.clip_epsilon)
                 if reference_logprob_N is not None:
