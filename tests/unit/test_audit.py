@@ -32,6 +32,7 @@ from turncredit.reporting.summary import (
     report_section,
     terminal_summary,
     update_readme,
+    verdict_counts,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -273,6 +274,18 @@ def test_page_terminal_and_readme_say_the_same(entries: list[Entry], results: Re
     kept = pd.read_csv(tmp_path / "audit.csv", keep_default_na=False)
     assert kept["verdict"].tolist() == frame(entries)["verdict"].tolist()
     assert (tmp_path / "audit.md").read_text() == page
+
+
+def test_the_readme_and_the_report_count_the_audits_own_verdicts(entries: list[Entry], results: Results) -> None:
+    claims = [replace(entry, verdict="inconclusive") for entry in entries if entry.kind == "claim"]
+    claims[:3] = [replace(claims[0], verdict="contradicted"), replace(claims[1], verdict="not run"),
+                  replace(claims[2], verdict="contradicted")]
+    others = [entry for entry in entries if entry.kind != "claim"]
+    counts = f"0 supported, 2 contradicted, {len(claims) - 3} inconclusive, 0 by construction, 1 not run"
+    sentence = f"The audit's verdicts on the paper's {len(claims)} claims at scale `mini`: {counts}."
+    assert verdict_counts([*claims, *others], results.scale) == sentence
+    assert sentence in readme_section([*claims, *others], [], results.scale)
+    assert counts in report_section([*claims, *others], [], results.scale, None)
 
 
 def test_the_readme_gives_verdicts_on_numbers_where_some_may_be_set_beside_the_papers(

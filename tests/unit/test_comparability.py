@@ -44,7 +44,7 @@ def test_scale_paper_measures_what_the_paper_measures_and_no_other_scale_does() 
     (("retriever", "faiss", "index"), "hnsw", "another dense retriever"),
     (("retriever",), {"kind": "lucene", "corpus": "wiki-18"}, "BM25 retrieval by Lucene"),
     (("retriever", "corpus"), "wiki-21", "passages of wiki-21"),
-    (("experiments", "search", "task", "top_k"), 5, "k = 5 instead of 3"),
+    (("experiments", "search", "task", "top_k"), 5, "k = 5 passages per search instead of 3"),
     (("experiments", "search", "task", "max_turns"), 6, "N_max = 6 instead of 4")])
 def test_each_difference_is_named(path: tuple[str, ...], value: object, says: str) -> None:
     scale = changed(*path, value=value)

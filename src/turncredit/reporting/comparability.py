@@ -40,9 +40,10 @@ def _differences(scale: Scale, experiment: str) -> Iterator[str]:
     if scale.questions is not None and not {found.corpus, found.prebuilt} & {*sources}:
         yield f"passages of {found.corpus or found.prebuilt}"
     passages = task.top_k if isinstance(task, QuestionTaskConfig) else 0
-    for name, here, there in (("k", passages, k), ("N_max", task.max_turns, turns)):
-        if here != there:
-            yield f"{name} = {here} instead of {there}"
+    if passages != k:
+        yield f"k = {passages} passages per search instead of {k}"
+    if task.max_turns != turns:
+        yield f"N_max = {task.max_turns} instead of {turns}"
 
 
 def comparability(scale: Scale) -> str:

@@ -9,13 +9,15 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from turncredit.reporting import statistics
-from turncredit.reporting.claims import NotMeasured, collapsed, windowed_curve
+from turncredit.reporting.claims import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed, windowed_curve
 from turncredit.reporting.scores import ArmRuns, Results
 from turncredit.reporting.statistics import Array, Estimate
 from turncredit.reporting.tables.render import number
 
 EXPERIMENT = "search"
 FIRST_THIRD = (0.0, 1 / 3)  # of the training steps
+_SEPARATED = ("Two arms are *separated* if the 95% interval of their difference excludes 0. The pairs were not chosen "
+              "in advance: about 1 in 20 would be separated by chance.")
 SPEEDS = {"answer_correct": ("Exact match", "exact match"), "format_correct": ("The format", "format correctness")}
 
 
@@ -28,11 +30,10 @@ def findings(results: Results) -> list[str]:
     arms = results.arms(EXPERIMENT)
     if not arms:
         return []
-    sentences = [_final(arms, results)]
+    sentences = [_SEPARATED if len(arms) > 1 else "", _final(arms, results)]
     sentences += [_speed(results, arms, metric) for metric in SPEEDS]
     sentences.append(_collapse(arms, results.scale.in_domain))
-    return [*filter(None, sentences), *(["The pairs of arms were not chosen in advance; by chance alone, 1 of 20 pairs "
-                                         "is separated."] if len(arms) > 1 else [])]
+    return [*filter(None, sentences)]
 
 
 def early_scores(arms: Mapping[str, ArmRuns], metric: str) -> dict[str, Array]:
@@ -114,7 +115,9 @@ def _collapse(arms: Mapping[str, ArmRuns], datasets: Sequence[str]) -> str:
             flags += collapsed(runs, "answer_correct", datasets).ravel().tolist()
         except NotMeasured:
             continue
-    return f"Collapsed runs: {int(sum(flags))} of {len(flags)}." if flags else ""
+    fall = (f"validation exact match ends below {COLLAPSE_SHARE:.0%} of its best value, and at least "
+            f"{COLLAPSE_LOSS} below it")
+    return f"Collapsed runs ({fall}): {int(sum(flags))} of {len(flags)}." if flags else ""
 
 
 def _interval(estimate: Estimate) -> str:

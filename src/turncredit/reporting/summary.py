@@ -7,11 +7,13 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from turncredit.config.load import Scale
 from turncredit.errors import DataError
 from turncredit.files import write_text
 from turncredit.reporting.audit import Entry
+from turncredit.reporting.claims import Verdict
 from turncredit.reporting.comparability import comparability
 from turncredit.reporting.tables.render import markdown_rows
 
@@ -50,15 +52,22 @@ def terminal_summary(entries: Sequence[Entry], findings: Sequence[str], scale: S
     return "\n".join([*lines, *([f"  not run: {', '.join(left)}"] if left else [])]) + "\n"
 
 
+def verdict_counts(entries: Sequence[Entry], scale: Scale) -> str:
+    """One sentence: how many of the paper's claims have each verdict of the audit, zeros included."""
+    verdicts = [entry.verdict for entry in entries if entry.kind == "claim"]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in get_args(Verdict))
+    return f"The audit's verdicts on the paper's {len(verdicts)} claims at scale `{scale.name}`: {counts}."
+
+
 def readme_section(entries: Sequence[Entry], findings: Sequence[str], scale: Scale,
                    pictures: Sequence[tuple[str, str]] = ()) -> str:
-    """The results section of the README in Markdown: six rows, findings, and pictures given as (alt text, path)."""
+    """The README's results in Markdown: six rows, findings, verdict counts, pictures given as (alt text, path)."""
     header, rows = headline_rows(entries)
     parts = [_introduction(scale), markdown_rows([header, [":--"] * len(header), *rows]),
-             "\n".join(f"- {sentence}" for sentence in findings), *(f"![{text}]({path})" for text, path in pictures),
-             f"The verdicts on the paper's {sum(entry.kind == 'claim' for entry in entries)} claims, with every "
-             f"comparison and reported number: [paper_tables/shipped/{scale.name}/audit.md]"
-             f"(paper_tables/shipped/{scale.name}/audit.md)."]
+             "\n".join(f"- {sentence}" for sentence in findings),
+             f"{verdict_counts(entries, scale)} Every comparison and reported number: "
+             f"[paper_tables/shipped/{scale.name}/audit.md](paper_tables/shipped/{scale.name}/audit.md).",
+             *(f"![{text}]({path})" for text, path in pictures)]
     return "\n\n".join(filter(None, parts))
 
 
@@ -69,7 +78,7 @@ def report_section(entries: Sequence[Entry], findings: Sequence[str], scale: Sca
     csv.writer(table, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([header, *rows])
     lines = "\n".join(f"   {line}" for line in table.getvalue().splitlines())
     parts = [_introduction(scale).replace("`", "``"), f".. csv-table::\n   :header-rows: 1\n\n{lines}",
-             "\n".join(f"- {sentence}" for sentence in findings)]
+             "\n".join(f"- {sentence}" for sentence in findings), verdict_counts(entries, scale).replace("`", "``")]
     if picture is not None:  # in short lines: docutils limits their length
         data = base64.encodebytes(picture.read_bytes()).decode().replace("\n", "\n   ").rstrip()
         parts.append(f".. raw:: html\n\n   <img alt=\"{picture.stem.replace('_', ' ')}\" style=\"max-width: 100%\" "
