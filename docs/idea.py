@@ -51,9 +51,10 @@ def credits(name: str, group: Group, rewards: Sequence[Rewards]) -> list[list[fl
 
 
 def table(group: Group, rewards: Sequence[Rewards], letters: str) -> str:
-    """One row a turn of an episode, one column an algorithm."""
+    """A row per turn of each episode and a column per algorithm; the first row says what a column's numbers are."""
     columns = [credits(name, group, rewards) for name in NAMES]
-    lines = ["| | " + " | ".join(NAMES) + " |", "|:--|" + "--:|" * len(NAMES)]
+    kinds = ("advantage" if "GRPO" in name else "return at V = 0" for name in NAMES)
+    lines = ["| | " + " | ".join(NAMES) + " |", "|:--|" + "--:|" * len(NAMES), "| | " + " | ".join(kinds) + " |"]
     for leaf, nodes in enumerate(group.node_L_K):
         for k in range(len(nodes)):
             cells = [f"{round(column[leaf][k], 1) + 0.0:.1f}".replace("-", "−") for column in columns]
