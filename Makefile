@@ -1,5 +1,5 @@
-# Commands of this project; `make help` lists them. Each first sets up what it needs: `.venv` from the pinned files of envs/,
-# once.
+# Commands of this project; `make help` lists them. Most need `.venv`, which the first of them makes from the pinned files
+# of envs/.
 
 # Variables, as in `make reproduce SEEDS=5 CORES=8`.
 PYTHON ?= python3
@@ -17,7 +17,7 @@ TRL  := .venv-trl
 SNAKEMAKE = $(BIN)/snakemake --profile profiles/default --cores $(CORES)
 
 # $(call workflow,ARGUMENTS): run Snakemake, one at a time in this folder. The kernel releases owner.lock when its holder
-# ends. So whoever holds it may remove the lock that a killed Snakemake left behind.
+# ends. So the process that holds it may remove the lock that a killed Snakemake left behind.
 define workflow
 @mkdir -p .snakemake
 @flock --no-fork --timeout 10 --conflict-exit-code 66 .snakemake/owner.lock sh -c \
@@ -25,7 +25,7 @@ define workflow
   || { code=$$?; test $$code -ne 66 || echo "make: another workflow runs in this folder; wait until it ends" >&2; exit $$code; }
 endef
 
-# $(call each,WHAT,COMMAND,NAMES): run COMMAND for each name, as $$name, although one fails; report at the end which failed.
+# $(call each,WHAT,COMMAND,NAMES): run COMMAND for each of NAMES (as $$name), even if one fails; at the end list what failed.
 define each
 @failed=; for name in $(3); do echo "make: $(1) $$name"; $(2) || failed="$$failed $$name"; done; \
   if test -n "$$failed"; then echo "make: $(1): failed:$$failed" >&2; exit 1; fi; echo "make: $(1): all passed"
@@ -47,7 +47,7 @@ setup: $(VENV)  ## install the pinned packages and this one into .venv
 $(VENV): $(ENVS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "make: Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1); use make PYTHON=python3.11 ..." >&2; exit 1; }
-	@echo "make: installing the pinned packages into .venv: a few minutes, 3 GB"
+	@echo "make: installing the pinned packages into .venv: a few minutes, 2.7 GB"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq --disable-pip-version-check $(ENVS:%=-r %)
 	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -94,7 +94,7 @@ bench: $(VENV) $(TRL)/.installed  ## measure a training step, also against TRL, 
 	@$(BIN)/python -m bench --scale $(SCALE)
 
 CLUSTER_TESTS := tests/distributed tests/slurm
-# Numeric tests hold on every CPU: they run again with the kernels of other CPUs.
+# Numeric tests must pass on every CPU, so they run again with the kernels of other CPUs.
 KERNELS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q
 
@@ -104,7 +104,7 @@ test: $(VENV)  ## run test-parallel, test-cluster and test-kernels
 test-parallel: $(VENV)  ## tests of one process each
 	$(PYTEST) -n 2 --dist loadfile $(CLUSTER_TESTS:%=--ignore=%)
 
-# One test at a time: several processes that must keep up with each other, and a SLURM on this machine.
+# One test at a time: these tests start several processes with time limits, and a SLURM on this machine.
 test-cluster: $(VENV)  ## tests of several processes, and (as root) of a SLURM on this machine
 	$(PYTEST) $(CLUSTER_TESTS)
 

@@ -1,5 +1,5 @@
 # The whole study as one DAG: data, index, initial policies, training, evaluation, tables, figures, audit.
-# What to compute is in config/<scale>.yaml, and where in profiles/. One call may choose with --config:
+# config/<scale>.yaml says what is computed, profiles/ where. Each call can choose with --config:
 #   scale=mini|smoke|gpu|paper   seeds=3   runs=auto|fresh|shipped   experiments=search
 # By default shipped runs are plotted. `runs=fresh` trains instead.
 from snakemake.utils import min_version
@@ -61,7 +61,7 @@ rule checkpoints:
         ),
 
 
-# What each run needs (memory, hours, disk). It fails before training if a run cannot fit.
+# What each run needs (memory, hours, disk). `plan` fails if a run cannot fit; run it before training.
 rule plan:
     input:
         expand(rules.plan_of.output, scale=config["scale"]),
