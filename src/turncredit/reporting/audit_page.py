@@ -31,7 +31,7 @@ def markdown(entries: Sequence[Entry], scale: Scale) -> str:
     parts = [
         f"# Audit at scale {scale.name}",
         "## Claims",
-        f"{_RULE} {chance(comparisons)}; among 20 comparisons, chance alone often puts one wholly on a side. A claim "
+        f"{_RULE} {chance(comparisons)}; among 20 comparisons, one often lies wholly on one side by chance. A claim "
         "with many comparisons is therefore easier to contradict than to support: look at their number.",
         "The comparisons were fixed before the runs, in `paper_tables/reported/claim_tests.csv`. Intervals are over "
         "seeds (bootstrap; score intervals for shares of seeds).",
@@ -42,7 +42,7 @@ def markdown(entries: Sequence[Entry], scale: Scale) -> str:
             [(e.id, e.what, e.place, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in comparisons]),
         "## Reported numbers",
         f"{comparability(scale)}. If an arm, metric and data set of ours are analogous to a reported number, ours "
-        "stands beside it. A comparable number *agrees* if it lies in our interval.",
+        "is shown beside it. A comparable number *agrees* if it lies in our interval.",
         _table(("place", "reported number", "reported", "ours", "seeds", "runs", "verdict", "note"),
                [(e.place, e.what, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in values])]
     return "\n\n".join(parts) + "\n"
