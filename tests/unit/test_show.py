@@ -137,7 +137,7 @@ def test_an_arm_with_its_own_algorithm_is_shown_under_it_first() -> None:
     assert list(shown_algorithms(run, ALGORITHMS).items()) == list(ALGORITHMS.items())
     delayed = run.algorithm.model_copy(update={"placement": "delayed"})
     changed = shown_algorithms(run.model_copy(update={"algorithm": delayed}), ALGORITHMS)
-    assert list(changed.items())[0] == ("MT-PPO", delayed)
+    assert next(iter(changed.items())) == ("MT-PPO", delayed)
     assert changed["MT-PPO (unchanged)"] == ALGORITHMS["MT-PPO"]
     renamed = shown_algorithms(run.model_copy(update={"arm": "placement", "algorithm": delayed}), ALGORITHMS)
     assert list(renamed) == ["placement", *ALGORITHMS]

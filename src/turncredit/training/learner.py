@@ -170,7 +170,8 @@ class Learner:
                     report = self._policy_step(micros, batch, credit, loss_scale, len(flat),
                                                reference_logprob_N if kl_in_loss else None)
                     if self.critic is not None and credit.return_N is not None and old_value_N is not None:
-                        report |= self._critic_step(self.critic, micros, credit, credit.return_N, old_value_N, loss_scale)
+                        report |= self._critic_step(self.critic, micros, credit, credit.return_N, old_value_N,
+                                                    loss_scale)
                     reports.append(report)
         means = {name: sum(report[name] for report in reports) / len(reports) for name in reports[0]}
         # Sampler and trainer are the same policy only before the first optimiser step.
@@ -266,7 +267,8 @@ class Learner:
     def _micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
         """This rank's micro-batches, and whether each is counted or only repeated (see ``layout.local_packs``)."""
         micros = batch.micro_batches(rows, self.settings.micro_batch_tokens)
-        return [(micro.to(self.accelerator.device), is_counted) for micro, is_counted in local_packs(micros, self.processes)]
+        return [(micro.to(self.accelerator.device), is_counted)
+                for micro, is_counted in local_packs(micros, self.processes)]
 
     def _logprobs(self, scorer: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (at the run's temperature) and entropies of the loss tokens."""

@@ -33,7 +33,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """The folder through which a trainer hands weights to vLLM.
+    """The folder in which a trainer writes weights for vLLM to load.
 
     Attributes:
         path: contains one folder per version; only the newest is kept.
