@@ -49,7 +49,7 @@ def touch(folder: Path, *names: str) -> None:
 
 def test_reading_the_workflow_loads_nothing_heavy() -> None:
     heavy = ["torch", "transformers", "pandas", "matplotlib", "scipy", "snakemake"]
-    modules = ", ".join(f"turncredit.workflow.{name}" for name in ("call", "inputs", "runs", "unknown_targets"))
+    modules = ", ".join(f"turncredit.workflow.{name}" for name in ("inputs", "request", "runs", "unknown_targets"))
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -77,7 +77,7 @@ def test_a_call_names_known_scales_and_experiments(config: dict[str, Any], says:
 def test_a_call_without_experiments_requests_all() -> None:
     assert WorkflowRequest.of({"scale": "mini", "runs": "auto"}, SCALES).includes("search")
     some = WorkflowRequest.of({"scale": "mini", "runs": "auto", "experiments": ["search"]}, SCALES)
-    assert (some.requests("search"), some.requests("two_turn")) == (True, False)
+    assert (some.includes("search"), some.includes("two_turn")) == (True, False)
 
 
 # Runs ----------------------------------------------------------------------------------------------

@@ -106,7 +106,7 @@ def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the sca
 
 
 def untrained_config(scale: Scale, experiment: str) -> RunConfig:
-    """The configuration under which an untrained policy plays an experiment: that of the first arm, without overrides."""
+    """The configuration with which an untrained policy plays an experiment: its first arm's, without overrides."""
     found = scale.experiments[experiment]
     arm, settings = next(iter(found.arms.items()))
     return scale.run(experiment, arm, 0).model_copy(update={

@@ -25,7 +25,7 @@ RELATIONS = (*ATTRIBUTES, *LINKS)
 
 _MIN_POPULATION = 100_000  # smaller territories have few attributes
 _MIN_CITIES = 4  # with fewer, the four compass points name the same city
-_MAX_SHARED = 3  # a value that more countries share can be guessed: it is told but not asked
+_MAX_SHARED = 3  # a value that more countries share can be guessed: passages have it, questions do not ask for it
 _MIN_ANSWER = 4  # characters: a shorter answer may be part of other words
 _DISSOLVED = frozenset({"AN", "CS"})
 _SHORT_NAMES = {"CD": "DR Congo", "NL": "Netherlands"}
@@ -80,7 +80,7 @@ class Facts:
     """Everything known about the world.
 
     Attributes:
-        countries: by name, in alphabetical order.
+        countries: name -> country, in alphabetical order of the names.
         values: (country, relation) -> value; a missing pair is not known, or not sayable.
         cities: per country, the largest first.
     """

@@ -101,7 +101,7 @@ class Hours:
         scoring: reference and critic before each update.
         update: forward, backward and optimiser.
         traffic: transfer of offloaded weights and gradients between host and GPU.
-        gpus: for training plus for a sampling server.
+        gpus: number for training, and for a sampling server if there is one.
     """
 
     sampling: float

@@ -15,7 +15,7 @@ Statistics (one value per seed, averaged over data sets if there are several):
 With two arms the estimate is the difference a - b (for ``sd_*`` the ratio a / b), with one arm its value. Verdicts:
 ``supported`` if the whole interval is beyond the threshold on the claimed side, ``contradicted`` if it is on the
 other side, else ``inconclusive``; ``not run`` without runs; ``by construction`` for a property of the code, which a
-test shows whatever the runs are.
+test shows without any run.
 """
 
 from __future__ import annotations

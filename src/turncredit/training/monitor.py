@@ -28,7 +28,7 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: st
     Args:
         history: metrics rows, oldest first; rows without training (step 0) are skipped.
         max_turns: N_max.
-        success: column of the task's measure of success; where a row lacks it, ``reward_flat`` is not raised.
+        success: column of the task's measure of success; where a row does not have it, ``reward_flat`` is not raised.
 
     >>> step = {"reward_total": 0.0, "answer_correct": 0.0, "grad_norm": 1.0, "turns_mean": 1.0}
     >>> [collapse_flags([step] * n, max_turns=4, success="answer_correct") for n in (5, 4)]

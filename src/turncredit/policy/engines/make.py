@@ -44,7 +44,7 @@ def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model
         model: returns the trainer's model, for transformers' engine.
         window: largest number of tokens of a context and its turn together: ``task.max_context_tokens``.
         device: ``cpu`` or ``cuda``.
-        precision: that vLLM computes in.
+        precision: number type of vLLM's computation, ``float32`` or ``bfloat16``.
         folder: the run's checkpoints; logs and addresses of servers are written there.
         local_rank, local_world_size: rank from 0 and number of the run's processes on this machine.
 

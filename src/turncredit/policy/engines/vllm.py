@@ -28,7 +28,7 @@ T = TypeVar("T")
 MIN_TEMPERATURE = 0.01  # below it vLLM replaces the temperature
 MIN_LOGPROB = -9999.0  # vLLM's servers write this for NaN and -inf; no sampled token is so unlikely
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
-RESET_ATTEMPTS, RESET_PAUSE_S = 50, 0.02  # its core is told with a delay that a turn has ended with a tag
+RESET_ATTEMPTS, RESET_PAUSE_S = 50, 0.02  # its core registers with a delay that a turn has ended with a tag
 INITIAL_VERSION = "default"  # vLLM's name for the weights that it started with
 
 

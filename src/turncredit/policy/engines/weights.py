@@ -38,7 +38,7 @@ class WeightFolder:
     Attributes:
         path: contains one folder per version; only the newest is kept.
         policy: folder or hub id that vLLM started with; all later weights must have its names and shapes.
-        dtype: that vLLM computes in.
+        dtype: number type of the weights that are written and of vLLM's computation.
         is_writer: this process writes; exactly one of the processes that share ``path`` does.
     """
 
