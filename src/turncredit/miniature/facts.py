@@ -67,7 +67,7 @@ class Country:
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """A city of 15,000 inhabitants or more; ``unique`` if no other known city bears its name."""
+    """A city of 15,000 inhabitants or more; ``unique`` if no other known city has its name."""
 
     name: str
     country: str
@@ -168,7 +168,7 @@ def load_facts() -> Facts:
 
 
 def _spoken(name: str | None) -> str:
-    """The name as a search sees it: 'Saint-Pierre' and 'Saint Pierre' are one."""
+    """The name as a search compares it: 'Saint-Pierre' and 'Saint Pierre' are equal."""
     return (name or "").replace("-", " ").lower()
 
 

@@ -92,7 +92,7 @@ def make_initial(scale: Scale, task: TaskConfig, data: Path, index: Path, expert
 
 def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStartConfig, *, steps: int,
             learning_rate: float) -> None:
-    """Maximise the log-likelihood of what the demonstrations say (not of what they see); in place.
+    """Maximise the log-likelihood of the demonstrations' turns, not of their observations; in place.
 
     Args:
         model: trained in place.

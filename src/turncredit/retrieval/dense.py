@@ -147,7 +147,7 @@ class FlatIndex:
     Args:
         path: a matrix [N, D] of float16 or float32 (``.npy``).
         device: where blocks are multiplied. On a CPU they are mapped from disk; on GPUs they stay there, spread
-            evenly over all GPUs that this process sees.
+            evenly over all GPUs visible to this process.
         block: vectors that are multiplied at once.
 
     Raises:

@@ -62,7 +62,7 @@ class ServerDir:
     A lease is a file. On one machine its user holds its ``flock``, which is released at once when the user is killed.
     With ``lease_s`` the server is a SLURM job for users on all machines, and some file systems do not show locks to
     other machines: users touch their leases often, and a lease expires ``lease_s`` seconds after the last touch. Clocks
-    need not agree, because the server only sees whether a file was touched since it last looked. ``server.lock`` must
+    need not agree, because the server only compares a file's time stamp with the one that it read before. ``server.lock`` must
     work between machines then (NFS 4, Lustre with ``flock``, GPFS).
     """
 
@@ -304,7 +304,7 @@ def _job_server(files: ServerDir, index_sha256: str, command: list[str], server:
 
 def _wait(files: ServerDir, index_sha256: str, end: Callable[[], str | None], start_s: float,
           poll_s: float) -> Address | None:
-    """The address of a starting server, or None after ``start_s`` seconds. ``end`` says how it ended, if it did."""
+    """The address of a starting server, or None after ``start_s`` seconds. ``end`` returns how it ended, or None."""
     deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         ended = end()  # before the address, which a server that ends retracts last
@@ -344,7 +344,7 @@ def _failed(files: ServerDir, how: str) -> RetrieverError:
     log = files.log.read_text(encoding="utf-8", errors="replace") if files.log.exists() else "(no log yet)"
     tail = "\n".join(log.splitlines()[-15:])
     return RetrieverError(f"the retrieval server {how}; the end of {files.log}:\n{tail}",
-                          "fix what the log says, then run the same command again")
+                          "fix the cause named in the log, then run the same command again")
 
 
 def is_queued_or_running(job: str) -> bool:

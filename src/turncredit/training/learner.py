@@ -1,6 +1,6 @@
 """The learner: policy, reference, critic, their optimisers, and the update from one batch.
 
-The learner does not depend on the algorithm: it sees tokens and their credit. Losses are weighted
+The learner does not depend on the algorithm: its inputs are tokens and their credit. Losses are weighted
 sums, so every split into micro-batches has the same gradient. Models stay in evaluation mode:
 dropout would make the importance ratio differ from 1 before any update, and would need a random
 state. Several ranks share the forward and backward passes of a batch and take the same step
