@@ -62,8 +62,8 @@ class ServerDir:
     A lease is a file. On one machine its user holds its ``flock``, which is released at once when the user is killed.
     With ``lease_s`` the server is a SLURM job for users on all machines, and some file systems do not show locks to
     other machines: users touch their leases often, and a lease expires ``lease_s`` seconds after the last touch. Clocks
-    need not agree, because the server only compares a file's time stamp with the one that it read before. ``server.lock`` must
-    work between machines then (NFS 4, Lustre with ``flock``, GPFS).
+    need not agree, because the server only compares a file's time stamp with the one that it read before. Then
+    ``server.lock`` must work between machines (NFS 4, Lustre with ``flock``, GPFS).
     """
 
     def __init__(self, index_dir: Path, lease_s: float | None = None) -> None:
