@@ -80,7 +80,7 @@ def run_peer(peer: Peer, root: Path, scale: str, repeats: int, threads: int) -> 
 def run_as_peer(measure: Callable[[Path, str, int], Iterable[Measured]]) -> None:
     """The main function of a comparison: measures, and prints the results as JSON on standard output.
 
-    Whatever libraries and their child processes print goes to standard error.
+    The output of libraries and their child processes goes to standard error.
     """
     root, scale, repeats = sys.argv[1:]
     sys.stdout.flush()

@@ -19,7 +19,7 @@ class Measured:
     """One number.
 
     Attributes:
-        part: of the benchmark: one table.
+        part: section of the benchmark, printed as one table.
         subject: a row of the table.
         measure: a column of the table, with its unit.
         value: the number.

@@ -49,12 +49,12 @@ class Measured:
     """One kind of index.
 
     Attributes:
-        kind: of index.
-        passages: in it.
-        dimension: of a vector; 0 for Lucene.
+        kind: ``lucene``, a FAISS index, or ``encoder``.
+        passages: number of passages.
+        dimension: components per vector; 0 for Lucene.
         passages_per_s: indexed per second of processor time; for "encoder", encoded.
         build_mib: peak memory of the build.
-        size_mib: of the index files.
+        size_mib: size of the index files.
         predicted_mib: the same by ``manifest.needs``.
         served_mib: memory of a searcher after ``QUERIES`` queries, mapped pages included.
         queries_per_s: searched per second of processor time, in batches of 64, without encoding.

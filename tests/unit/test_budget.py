@@ -20,7 +20,7 @@ def test_spending_stays_within_ten_percent_while_costs_drift(cost, spread, drift
     rng, steps = np.random.default_rng(0), 60
     budget = TokenBudget(2000, cost * 0.6)  # a poor first guess
     for step in range(steps):
-        questions = budget.questions(most=1000)
+        questions = budget.question_count(most=1000)
         now = cost * drift ** (step / steps)
         tokens = int(sum(max(1.0, rng.normal(now, spread)) for _ in range(questions)))
         budget = budget.observe(questions, tokens)
@@ -28,5 +28,5 @@ def test_spending_stays_within_ten_percent_while_costs_drift(cost, spread, drift
 
 
 def test_at_least_one_question_and_at_most_the_pool():
-    assert TokenBudget(2000, 10.0, steps=1, spent=100_000).questions(most=50) == 1
-    assert TokenBudget(2000, 10.0).questions(most=50) == 50
+    assert TokenBudget(2000, 10.0, steps=1, spent=100_000).question_count(most=50) == 1
+    assert TokenBudget(2000, 10.0).question_count(most=50) == 50

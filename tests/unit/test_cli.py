@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from tests.workflow.conftest import ROOT
 from turncredit.cli import main as cli
-from turncredit.config.load import scale_names
+from turncredit.cli.runs import untrained_config
+from turncredit.config.load import load_scale, scale_names
 from turncredit.errors import (
     CheckpointError,
     ConfigError,
@@ -138,3 +139,16 @@ def test_a_name_that_does_not_exist_is_refused(tmp_path: Path, arguments: list[s
     assert result.exit_code == 2
     assert says in result.stderr
     assert not (root / "results").exists()
+
+
+def test_an_untrained_policy_is_evaluated_without_the_overrides_of_an_arm() -> None:
+    scale = load_scale("mini", ROOT / "config")
+    experiment = scale.experiments["search"]
+    name, arm = next(iter(experiment.arms.items()))
+    changed = arm.model_copy(update={"overrides": arm.overrides.model_copy(update={"task": {"max_turns": 2}})})
+    other = scale.model_copy(update={"experiments": scale.experiments | {
+        "search": experiment.model_copy(update={"arms": {name: changed}})}})
+    assert other.run("search", name, 0).task.max_turns == 2
+    assert untrained_config(other, "search").task == experiment.task
+    assert untrained_config(other, "search").rewards == scale.rewards["search"]
+    assert untrained_config(scale, "search") == scale.run("search", name, 0)

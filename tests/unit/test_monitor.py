@@ -16,8 +16,8 @@ def history(**last: float) -> list[dict[str, float]]:
 
 
 def test_a_healthy_run_has_no_flag():
-    assert collapse_flags(history(), max_turns=4) == ()
-    assert collapse_flags([START], max_turns=4) == ()
+    assert collapse_flags(history(), max_turns=4, success="answer_correct") == ()
+    assert collapse_flags([START], max_turns=4, success="answer_correct") == ()
 
 
 @pytest.mark.parametrize(("flag", "symptoms"), [
@@ -31,14 +31,23 @@ def test_a_healthy_run_has_no_flag():
     ("sampler_drift", {"sampler_trainer_kl": 0.02}),
 ])
 def test_each_mode_raises_its_own_flag_and_no_other(flag, symptoms):
-    assert collapse_flags(history(**symptoms), max_turns=4) == (flag,)
+    assert collapse_flags(history(**symptoms), max_turns=4, success="answer_correct") == (flag,)
 
 
 def test_a_solved_task_that_needs_all_turns_is_not_pinned():
-    assert collapse_flags(history(turns_mean=2.0, stop_answered=1.0), max_turns=2) == ()
+    assert collapse_flags(history(turns_mean=2.0, stop_answered=1.0), max_turns=2, success="answer_correct") == ()
 
 
 def test_what_is_not_measured_raises_nothing():
     rows = [{name: value for name, value in row.items() if name not in ("zero_std_groups", "sampler_trainer_kl")}
             for row in history()]
-    assert collapse_flags(rows, max_turns=4) == ()
+    assert collapse_flags(rows, max_turns=4, success="answer_correct") == ()
+
+
+def test_a_flat_reward_is_no_collapse_of_a_solved_task_or_of_one_without_its_measure():
+    rows = [{name: value for name, value in row.items() if name != "answer_correct"} | {"solved": 1.0}
+            for row in history(reward_total=1.0)]
+    assert collapse_flags(rows, max_turns=4, success="solved") == ()
+    assert collapse_flags(rows, max_turns=4, success="answer_correct") == ()
+    failed = [row | {"solved": 0.0} for row in rows]
+    assert collapse_flags(failed, max_turns=4, success="solved") == ("reward_flat",)

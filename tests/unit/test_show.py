@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from turncredit.cli.show import shown_algorithms
 from turncredit.config.load import load_scale
 from turncredit.config.training import TrainingConfig
 from turncredit.episodes.records import (
@@ -129,3 +130,14 @@ def test_chromium_shows_it_with_coloured_tokens(tmp_path: Path) -> None:
     assert "credit 1.30" in colour["0", "0"][1]  # the run's own algorithm is shown first
     assert "credit -1.00" in colour["1", "0"][1]
     assert colour["0", "0"][0] != colour["1", "0"][0]
+
+
+def test_an_arm_with_its_own_algorithm_is_shown_under_it_first() -> None:
+    run = load_scale("mini", ROOT / "config").run("search", "MT-PPO", 0)
+    assert list(shown_algorithms(run, ALGORITHMS).items()) == list(ALGORITHMS.items())
+    delayed = run.algorithm.model_copy(update={"placement": "delayed"})
+    changed = shown_algorithms(run.model_copy(update={"algorithm": delayed}), ALGORITHMS)
+    assert next(iter(changed.items())) == ("MT-PPO", delayed)
+    assert changed["MT-PPO (unchanged)"] == ALGORITHMS["MT-PPO"]
+    renamed = shown_algorithms(run.model_copy(update={"arm": "placement", "algorithm": delayed}), ALGORITHMS)
+    assert list(renamed) == ["placement", *ALGORITHMS]

@@ -1,4 +1,4 @@
-"""The policies before reinforcement: rows that rollouts would make, skills learnt, files whole."""
+"""The policies that RL training starts from: rows that rollouts would make, skills learnt, files whole."""
 
 from __future__ import annotations
 

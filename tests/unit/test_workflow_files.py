@@ -15,8 +15,8 @@ from turncredit.config.load import Scale, load_scale, scale_names
 from turncredit.data.sources import load_registry
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.catalogue import FIGURES, TABLES
-from turncredit.workflow.call import Call, typed
 from turncredit.workflow.inputs import ScaleInputs, further_retrievers, one_of, settings_hash, task_experiments
+from turncredit.workflow.request import WorkflowRequest, typed
 from turncredit.workflow.runs import COLLECTED, ScaleRuns
 from turncredit.workflow.unknown_targets import refuse_unknown_page, unknown_page_folder
 
@@ -26,7 +26,7 @@ DENSE = {"kind": "faiss", "faiss": {"encoder": "encoders/tiny", "device": "cpu",
 
 
 def runs(root: Path, scale: str = "mini", **call: Any) -> ScaleRuns:
-    return ScaleRuns(SCALES[scale], Call(scale, **call), root)
+    return ScaleRuns(SCALES[scale], WorkflowRequest(scale, **call), root)
 
 
 def inputs(scale: Scale) -> ScaleInputs:
@@ -49,7 +49,7 @@ def touch(folder: Path, *names: str) -> None:
 
 def test_reading_the_workflow_loads_nothing_heavy() -> None:
     heavy = ["torch", "transformers", "pandas", "matplotlib", "scipy", "snakemake"]
-    modules = ", ".join(f"turncredit.workflow.{name}" for name in ("call", "inputs", "runs", "unknown_targets"))
+    modules = ", ".join(f"turncredit.workflow.{name}" for name in ("inputs", "request", "runs", "unknown_targets"))
     code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
@@ -71,13 +71,13 @@ def test_values_of_the_command_line_get_their_types_and_the_given_mapping_stays(
     ({"scale": "mini", "seeds": {"serach": 2}}, "no experiment 'serach' at scale 'mini'\n  -> did you mean 'search'?")])
 def test_a_call_names_known_scales_and_experiments(config: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
-        Call.of(config | {"runs": "auto"}, SCALES)
+        WorkflowRequest.of(config | {"runs": "auto"}, SCALES)
 
 
 def test_a_call_without_experiments_requests_all() -> None:
-    assert Call.of({"scale": "mini", "runs": "auto"}, SCALES).requests("search")
-    some = Call.of({"scale": "mini", "runs": "auto", "experiments": ["search"]}, SCALES)
-    assert (some.requests("search"), some.requests("two_turn")) == (True, False)
+    assert WorkflowRequest.of({"scale": "mini", "runs": "auto"}, SCALES).includes("search")
+    some = WorkflowRequest.of({"scale": "mini", "runs": "auto", "experiments": ["search"]}, SCALES)
+    assert (some.includes("search"), some.includes("two_turn")) == (True, False)
 
 
 # Runs ----------------------------------------------------------------------------------------------

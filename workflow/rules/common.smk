@@ -8,7 +8,7 @@ from snakemake.utils import validate
 from turncredit.config.load import RunConfig, load_scale, scale_names
 from turncredit.data.sources import load_registry
 from turncredit.reporting.catalogue import FIGURES, TABLES
-from turncredit.workflow.call import Call, typed
+from turncredit.workflow.request import WorkflowRequest, typed
 from turncredit.workflow.inputs import (
     ScaleInputs,
     settings_hash,
@@ -26,9 +26,9 @@ config.update(typed(config))
 validate(config, "../schemas/config.schema.json")
 
 SCALES = {name: load_scale(name) for name in scale_names()}
-CALL = Call.of(config, SCALES)
+REQUEST = WorkflowRequest.of(config, SCALES)
 REGISTRY = load_registry(Path())
-RUNS = {name: ScaleRuns(scale, CALL) for name, scale in SCALES.items()}
+RUNS = {name: ScaleRuns(scale, REQUEST) for name, scale in SCALES.items()}
 INPUTS = {name: ScaleInputs(scale, REGISTRY) for name, scale in SCALES.items()}
 
 # Code and numbers that pages are made from: an edit makes pages again, and trains nothing.

@@ -1,4 +1,6 @@
 # Final evaluations, and the runs of an experiment collected into a few files.
+# At a scale with `evaluate_in_training` (small policies) the rule train has evaluated too: loading torch takes longer than
+# playing all test questions. Then the rule evaluate moves that cached file to its output.
 
 
 rule evaluate:
@@ -61,7 +63,7 @@ rule evaluate_initial:
     params:
         settings=lambda w: settings_hash(*(experiment.task for experiment in SCALES[w.scale].experiments.values())),
     message:
-        "evaluate: {wildcards.kind}, before reinforcement"
+        "evaluate: {wildcards.kind}, without RL training"
     shell:
         "turncredit evaluate-initial {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
 

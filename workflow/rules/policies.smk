@@ -1,4 +1,4 @@
-# Policies before reinforcement. With a warm start: a tokenizer, the expert policy (trained on correct demonstrations, an
+# Policies that RL training starts from. With a warm start: a tokenizer, the expert policy (trained on correct demonstrations, an
 # upper reference) and each task's initial policy (trained on degraded ones). Without: a pretrained policy, unchanged.
 # Last, the pretrained checkpoints that are evaluated only.
 

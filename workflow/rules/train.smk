@@ -1,6 +1,7 @@
 # One training run. Step checkpoints are not declared outputs, because Snakemake deletes those before it runs a job
 # again; so an interrupted run resumes from its last checkpoint. It exits with code 75, and profiles/slurm retries it.
 # `exec` replaces the shell, which a signal would otherwise end before the run has saved its state.
+# At a scale with `evaluate_in_training` it also evaluates the final policy, and the rule evaluate takes the cached file.
 
 
 rule train:

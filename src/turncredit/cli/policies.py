@@ -1,4 +1,4 @@
-"""Commands for the policies before reinforcement: tokenizer, warm starts, and pretrained policies."""
+"""Commands for the policies that RL training starts from: tokenizer, warm starts, and pretrained policies."""
 
 from __future__ import annotations
 

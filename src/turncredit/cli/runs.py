@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from turncredit.cli.options import Root, ScaleName, experiment_of_task, scale_at
-from turncredit.config.load import Scale
+from turncredit.config.load import RunConfig, Scale
 
 runs = typer.Typer()
 PANEL = "Training and evaluation"
@@ -22,7 +22,7 @@ Seed = Annotated[int, typer.Option("--seed", help="training seed, from 0")]
 
 
 class Untrained(StrEnum):
-    """A policy before reinforcement; ``closed_book`` is the initial policy without a retriever."""
+    """A policy without RL training; ``closed_book`` is the initial policy without a retriever."""
 
     INITIAL = "initial"
     EXPERT = "expert"
@@ -83,7 +83,7 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Sc
 
 @runs.command("evaluate-initial", rich_help_panel=PANEL)
 def evaluate_initial(kind: Untrained, scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Play all test questions with a policy before reinforcement, greedily and sampled.
+    """Play all test questions with a policy without RL training, greedily and sampled.
 
     All tasks are played; closed_book plays `search` only. The column `experiment` names a task's first experiment.
     """
@@ -105,15 +105,24 @@ def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the sca
                         ("greedy",))
 
 
+def untrained_config(scale: Scale, experiment: str) -> RunConfig:
+    """The configuration with which an untrained policy plays an experiment: its first arm's, without overrides."""
+    found = scale.experiments[experiment]
+    arm, settings = next(iter(found.arms.items()))
+    return scale.run(experiment, arm, 0).model_copy(update={
+        "algorithm": scale.algorithms[settings.algorithm], "task": found.task,
+        "rewards": scale.rewards[found.task.name]})
+
+
 def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[str], policy: Path | None,
                         decodings: tuple[Literal["greedy", "sampled"], ...], *, closed_book: bool = False) -> None:
     """Evaluate a policy that was not trained here, as the run ``untrained/{name}``.
 
     Args:
-        scale: its configuration.
+        scale: configuration of the tasks and retrievers.
         root: the clone.
-        name: of the run.
-        experiments: the experiments whose tasks and test questions are played.
+        name: name of the run's folder.
+        experiments: names of the experiments whose tasks and test questions are played.
         policy: the policy's folder; None: the initial policy of each task.
         decodings: ways to decode; all questions are played with each.
         closed_book: cut episodes to one turn, which cannot search.
@@ -128,7 +137,7 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
     tables = []
     with TemporaryDirectory() as scratch:
         for experiment in experiments:
-            config = scale.run(experiment, next(iter(scale.experiments[experiment].arms)), 0)
+            config = untrained_config(scale, experiment)
             if closed_book:  # the only turn must answer
                 config = config.model_copy(update={"task": config.task.model_copy(update={"max_turns": 1})})
             paths = RunPaths.under(root, config)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from turncredit.cli.options import Root
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.load import RunConfig, load_scale
 from turncredit.errors import DataError, nearest
 
 app = typer.Typer()
+
+
+def shown_algorithms(config: RunConfig, algorithms: Mapping[str, Algorithm]) -> dict[str, Algorithm]:
+    """The algorithms of config/algorithms.yaml by name, and first the run's own, named by its arm, if it is another."""
+    if algorithms.get(config.arm) == config.algorithm:
+        return dict(algorithms)
+    others = {f"{name} (unchanged)" if name == config.arm else name: each for name, each in algorithms.items()}
+    return {config.arm: config.algorithm, **others}
 
 
 @app.command(rich_help_panel="Results")
@@ -24,7 +35,6 @@ def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search
     """Print a few whole episodes: turns, observations, rewards, and each turn's credit under every algorithm."""
     from rich.console import Console
 
-    from turncredit.config.load import load_scale
     from turncredit.episodes.records import read_run
     from turncredit.files import write_text
     from turncredit.show import html
@@ -35,7 +45,7 @@ def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search
     labels = {record.label for record in records}
     if label is not None and label not in labels:
         raise DataError(f"{folder}: no episode is labelled {label!r}", nearest(label, labels))
-    algorithms = load_scale(config.scale, root / "config").algorithms
+    algorithms = shown_algorithms(config, load_scale(config.scale, root / "config").algorithms)
     shown = [(record, all_credits(algorithms, config.training, record.group(), {
         content: record.rewards(content) for content in record.episodes[0].rewards}))
              for record in records if label in (None, record.label)]

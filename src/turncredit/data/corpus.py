@@ -99,7 +99,7 @@ class TableManifest(StrictModel):
 
     Attributes:
         corpus: path of the corpus file, relative to the table's folder.
-        sha256: of that file.
+        sha256: hash of that file.
         documents: number of passages.
     """
 

@@ -1,8 +1,8 @@
 """Downloads one file over HTTP, or copies it from a folder: resumed, checked, and under its name when complete.
 
 Bytes go to a hidden sibling, ``.{name}.partial``, with a note on their origin. A download resumes at the last byte, in
-a later process too, if the server shows that the file is unchanged or if a known sha256 will tell. Otherwise it starts
-over. A wrong length is refused before the body is read. Size and hashes are checked before the file gets its name.
+a later process too, if the server shows that the file is unchanged, or if its sha256 is known. Otherwise it starts
+over. A wrong length is an error before the body is read. Size and hashes are checked before the file gets its name.
 
 No library keeps these guarantees for files of 60 GB: huggingface_hub 2 removes the partial file when its process ends,
 and pooch requests a file from its first byte after every interruption. ``fetch`` leaves whole repositories to the hub's
@@ -325,7 +325,7 @@ class _Transfer:
             raise _Unavailable(f"{self.piece.url}: answers packed as {answer.headers['Content-Encoding']}")
 
     def _describe(self, answer: httpx.Response) -> _Origin:
-        """What the server says about the file; a wrong length is refused before the body is read."""
+        """Size and validators that the server reports; a wrong length is an error before the body is read."""
         ranged = answer.status_code == 206
         length = answer.headers.get("Content-Range" if ranged else "Content-Length", "").rpartition("/")[2]
         total = int(length) if length.isdigit() else None

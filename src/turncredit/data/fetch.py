@@ -40,11 +40,11 @@ RECORD = "fetched.json"
 
 
 def fetch(registry: Registry, names: Iterable[str], *, policy: RetryPolicy = RETRIES, verify: bool = False) -> None:
-    """Fetch sources that are not here yet.
+    """Fetch the sources that are not downloaded yet.
 
     Args:
         registry: all sources.
-        names: of the sources to fetch.
+        names: sources to fetch, as in config/sources.yaml.
         policy: how long to wait for servers.
         verify: also read the files of fetched sources again and compare them, instead of trusting their records.
 

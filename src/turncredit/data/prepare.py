@@ -37,7 +37,7 @@ def prepare(scale: Scale, registry: Registry, out_dir: Path) -> None:
     the dropped ones.
 
     Raises:
-        ConfigError: the registry lacks a dataset or corpus of the scale, or the scale names no real questions.
+        ConfigError: a dataset or the corpus of the scale is not in the registry, or the scale names no real questions.
         DataError: a source is missing, altered or malformed, or a split would be empty.
     """
     settings, corpus = scale.questions, scale.retriever.corpus

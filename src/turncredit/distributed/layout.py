@@ -37,7 +37,7 @@ class Replicated:
     Args:
         accelerator: gives the device.
         launch: precision and offload.
-        processes: of the run.
+        processes: the run's process group, over which gradients are reduced.
         max_norm: gradients are clipped to this norm.
 
     Raises:
@@ -347,10 +347,10 @@ def _move_states(optimizer: Any, device: torch.device) -> None:
 
 
 def local_packs(packs: Sequence[Any], processes: Processes) -> list[tuple[Any, bool]]:
-    """Return this rank's packs, each with a flag whether it counts.
+    """Return this rank's packs, each with a flag: True if its loss is counted.
 
     All ranks get equally many, because sharded passes are collective: a rank with one pack fewer
-    repeats the last pack, which does not count.
+    repeats the last pack, which is not counted (its loss has weight 0).
 
     >>> local_packs("abc", Processes(0, 2)), local_packs("abc", Processes(1, 2))
     ([('a', True), ('c', True)], [('b', True), ('c', False)])

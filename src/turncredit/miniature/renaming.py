@@ -1,7 +1,7 @@
 """Fictional copies of true texts: every name of the world swapped for another of its kind.
 
-A policy that is trained on renamed texts learns to read names off a passage instead of knowing
-them, sees every name of the world, and learns no true fact about any of them.
+A policy that is trained on renamed texts must copy names from a passage instead of memorising them: it
+sees every name of the world, but no true fact about any of them.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class Renamer:
         return self._kinds[name]
 
     def names_in(self, text: str) -> list[str]:
-        """The names that stand in ``text``, in order."""
+        """The names in ``text``, in order."""
         return [piece for piece, is_name in self.pieces(text) if is_name]
 
     def rename(self, texts: Sequence[str], rng: random.Random) -> list[str]:
         """The texts of one episode under one random renaming: equal names stay equal.
 
-        Each name is drawn apart, so that now and then two of them become one, or one stays itself.
+        Each name is drawn independently, so two names may become one, and a name may stay unchanged.
         """
         other: dict[str, str] = {}
 

@@ -1,8 +1,8 @@
-"""Makes the policies before reinforcement: a tokenizer, the expert policy and each task's initial policy.
+"""Makes the policies that RL training starts from: a tokenizer, the expert policy and each task's initial policy.
 
 The paper starts from Qwen2.5-7B. At laptop scale a small model that is made here plays its role. It
 learns its skills (to read a passage, to write the next query) from correct demonstrations; this gives
-the *expert* policy, the ceiling that reinforcement can reach. A short training on degraded
+the *expert* policy, the ceiling for RL training. A short training on degraded
 demonstrations then gives it bad habits; this gives a task's *initial* policy, where all arms start.
 """
 
@@ -40,6 +40,8 @@ from turncredit.training.learner import check_finite
 from turncredit.types import Item, Transcript, Turn, TurnStop
 
 _RENAMED_SHARE = 0.8  # of the demonstrations; the others are true
+_REMEDY = ("lower warm_start.expert_learning_rate, warm_start.degraded_learning_rate or "
+           "warm_start.muon_learning_rate")
 _CHUNK = 2048  # demonstrations rendered at a time
 
 
@@ -63,7 +65,7 @@ def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def make_renamer(data: Path) -> Renamer:
-    """All names of the world that lies in ``data``."""
+    """Make the renamer of the miniature world whose files are in ``data``."""
     titles = (passage.document().title for passage in read_corpus(checked_file(data, "corpus.jsonl")))
     return Renamer.of(load_facts(), titles)
 
@@ -90,7 +92,7 @@ def make_initial(scale: Scale, task: TaskConfig, data: Path, index: Path, expert
 
 def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStartConfig, *, steps: int,
             learning_rate: float) -> None:
-    """Maximise the log-likelihood of what the demonstrations say (not of what they see); in place.
+    """Maximise the log-likelihood of the demonstrations' turns, not of their observations; in place.
 
     Args:
         model: trained in place.
@@ -119,7 +121,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
             part = -logprob_N.sum() / tokens
             part.backward()
             loss += part.item()
-        check_finite("the warm start's gradient", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        check_finite("the warm start's gradient", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), _REMEDY)
         for optimizer in optimizers:
             optimizer.step()
         bar.update()
@@ -132,7 +134,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
 
 
 def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the network (copying is learnt in half the steps), AdamW for the rest."""
+    """Muon for the weight matrices inside the layers, AdamW for embeddings, biases and norms."""
     inside: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -150,9 +152,9 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
                        degraded: bool) -> Iterator[list[Row]]:
     """Endless chunks of demonstrations of the tasks, most of them renamed; degraded ones play each item twice.
 
-    The items are the train items of all data sets (an agent that reads English has seen such
-    questions); reinforcement sees those of ``train_on`` alone. The first chunks of correct
-    demonstrations take short items alone: short episodes teach reading fastest.
+    The items are the train items of all data sets, so that the policy can read every kind of question,
+    as a pretrained one can; RL training uses only those of ``train_on``. The first chunks of correct
+    demonstrations have short items only, a curriculum from one hop to several.
 
     Raises:
         ConfigError: a task has no demonstrations.
@@ -217,7 +219,7 @@ def render(demonstration: Demonstration, codec: Codec) -> Row:
 
 
 def _steps(rows: Iterator[list[Row]], config: WarmStartConfig) -> Iterator[list[MicroBatch]]:
-    """The micro-batches of each optimiser step; rows of every length in each, or the steps would pull apart."""
+    """The micro-batches of each optimiser step; each has rows of all lengths, drawn at random from a chunk."""
     for n, chunk in enumerate(rows):
         batch = Batch.of(chunk)
         order = permutation(len(chunk), config.seed, "batches", n)

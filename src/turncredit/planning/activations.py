@@ -99,7 +99,7 @@ def update_peak(settings: dict[str, Any], *, rows: int, length: int, loss_tokens
         settings: the model's config.json.
         rows, length: shape of the padded micro-batch.
         loss_tokens: sampled tokens, for which logits are computed; at most rows x (length - 1).
-        precision: of forward and backward pass.
+        precision: number type of the forward and backward pass, ``float32`` or ``bfloat16``.
         checkpointing: whether layers are recomputed in the backward pass instead of kept.
     """
     return _update_peak(tuple(sorted(settings.items())), rows, length, loss_tokens, precision, checkpointing)

@@ -58,7 +58,7 @@ def memory(run: RunConfig, shape: Shape, *, critic: bool, reference: bool, shard
 
     Args:
         run: the run, for its engine and launch settings.
-        shape: of the policy; the critic has the same backbone.
+        shape: the policy's sizes; the critic has the same backbone.
         critic, reference: whether the run has one.
         sharded: whether weights are sharded over the processes.
         gpu_bytes: memory of one GPU.

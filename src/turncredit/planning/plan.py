@@ -143,24 +143,24 @@ def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, c
     losses = min(rows * run.task.max_turns * run.task.max_turn_tokens, rows * (length - 1))
     peaks = [update_peak(shape.settings, rows=rows, length=length, loss_tokens=n, precision=run.launch.precision,
                          checkpointing=run.launch.gradient_checkpointing) for n in (1, losses)]
-    held = memory(
+    footprint = memory(
         run, shape, critic=critic, reference=reference, sharded=sharded,
         gpu_bytes=GIB * gpu.memory_gib if gpu else 0.0, reserve=GIB * catalogue.assumptions.reserve_gib if gpu else 0.0,
         activations=peaks[0], logits=peaks[1] - peaks[0],
         sequences=-(-load.trajectories // run.launch.processes))
-    taken = None
+    duration = None
     if gpu is not None:
         assumed, settings = catalogue.assumptions, run.training
         validations = (scale.questions.validation_questions if scale.questions else 0) * len(run.train_on) * (
             1 + -(-settings.steps // settings.validate_every))
         speed = Speed(flops=1e12 * gpu.tflops * assumed.computing_share,
                       memory_bytes=1e9 * gpu.memory_gb_s * assumed.decoding_share, host_bytes=1e9 * assumed.host_gb_s)
-        taken = hours(run, load, shape, speed, critic=critic, reference=reference, sharded=sharded,
+        duration = hours(run, load, shape, speed, critic=critic, reference=reference, sharded=sharded,
                       validations=validations)
     trained = shape.parameters + critic * shape.backbone
-    return RunPlan(run, scale.seeds_of(run.experiment), gpu, critic, reference, sharded, load, held, taken,
+    return RunPlan(run, scale.seeds_of(run.experiment), gpu, critic, reference, sharded, load, footprint, duration,
                    CHECKPOINTS * 12 * trained, 4 * shape.parameters,
-                   tuple(_faults(run, shape, held, load, gpu, critic, layout)))
+                   tuple(_faults(run, shape, footprint, load, gpu, critic, layout)))
 
 
 def _layout(run: RunConfig, config_dir: Path) -> str:
@@ -178,7 +178,7 @@ def _layout(run: RunConfig, config_dir: Path) -> str:
     return str(read_mapping(path).get("distributed_type", "NO"))
 
 
-def _faults(run: RunConfig, shape: Shape, held: Memory, load: Workload, gpu: Gpu | None, critic: bool,
+def _faults(run: RunConfig, shape: Shape, footprint: Memory, load: Workload, gpu: Gpu | None, critic: bool,
             layout: str) -> Iterator[str]:
     """Faults of a run, each with the key to change."""
     task, training, engine, launch = run.task, run.training, run.engine, run.launch
@@ -205,20 +205,20 @@ def _faults(run: RunConfig, shape: Shape, held: Memory, load: Workload, gpu: Gpu
     if gpu is None:
         return
     capacity = GIB * gpu.memory_gib
-    moment, peak = held.peak
+    moment, peak = footprint.peak
     if peak > capacity:
-        parts = held.gpu[moment]
+        parts = footprint.gpu[moment]
         part = max((name for name in parts if name in REMEDIES), key=lambda name: parts[name])
         yield (f"{moment} needs {peak / GIB:.1f} GiB, a {launch.gpu} has {gpu.memory_gib} GiB; largest part: {part},"
                f" {parts[part] / GIB:.1f} GiB; {REMEDIES[part]}")
-    if held.cache_tokens is not None and held.cache_tokens < task.max_context_tokens:
+    if footprint.cache_tokens is not None and footprint.cache_tokens < task.max_context_tokens:
         yield (f"engine.gpu_memory_utilization = {engine.gpu_memory_utilization}: leaves room for a cache of"
-               f" {max(held.cache_tokens, 0):.0f} tokens, fewer than task.max_context_tokens ="
+               f" {max(footprint.cache_tokens, 0):.0f} tokens, fewer than task.max_context_tokens ="
                f" {task.max_context_tokens}; raise it, or engine.tensor_parallel")
-    if (server := sum(held.server.values())) > capacity:
+    if (server := sum(footprint.server.values())) > capacity:
         yield (f"engine.gpu_memory_utilization = {engine.gpu_memory_utilization}: {server / GIB:.1f} GiB do not fit"
                " on a sampling GPU")
-    when, host = held.host_peak
+    when, host = footprint.host_peak
     if launch.host_memory_gib is not None and host > GIB * launch.host_memory_gib:
         yield (f"launch.host_memory_gib = {launch.host_memory_gib:g}: {when} needs {host / GIB:.0f} GiB of a node's"
                f" memory; launch.offload: less, or launch.nodes: more")

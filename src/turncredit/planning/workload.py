@@ -27,7 +27,7 @@ class Workload:
         row_tokens: tokens of one trajectory, prompt and observations included.
         row_loss_tokens: sampled tokens of one trajectory.
         micro_batches: per minibatch and process.
-        optimizer_steps: of the whole run.
+        optimizer_steps: number in the whole run.
         epochs: passes of the whole run over the training questions; None if their number is unknown.
     """
 
@@ -49,7 +49,7 @@ def workload(run: RunConfig, branching: Sequence[int], pool: int | None, assumed
 
     Args:
         run: the resolved configuration.
-        branching: of the run's estimator; see ``Workload``.
+        branching: actions sampled from each state, for every turn.
         pool: number of training questions, or None.
         assumed: the typical trajectory.
     """
@@ -101,7 +101,7 @@ class Hours:
         scoring: reference and critic before each update.
         update: forward, backward and optimiser.
         traffic: transfer of offloaded weights and gradients between host and GPU.
-        gpus: for training plus for a sampling server.
+        gpus: number for training, and for a sampling server if there is one.
     """
 
     sampling: float
@@ -154,8 +154,8 @@ def hours(run: RunConfig, load: Workload, shape: Shape, speed: Speed, *, critic:
 
     Args:
         run, load: the run and its workload.
-        shape: of the policy; the critic has the same backbone.
-        speed: of one GPU, after the assumed shares of its peak.
+        shape: the policy's sizes; the critic has the same backbone.
+        speed: what one GPU reaches, after the assumed shares of its peak.
         critic, reference: whether the run has one.
         sharded: whether weights are sharded (then offloaded weights move to the GPU for every pass).
         validations: number of validation episodes in the whole run.

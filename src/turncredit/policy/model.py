@@ -27,7 +27,7 @@ def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: 
     Args:
         config: sizes of the model.
         vocab_size: the tokenizer's length.
-        seed: of the weights.
+        seed: non-negative; the same seed gives the same weights.
         tied: input and output embeddings share one matrix.
     """
     if config.hidden_size % config.heads or config.heads % config.kv_heads:
@@ -46,8 +46,8 @@ def make_tiny_policy(config: PolicyConfig, vocab_size: int, seed: int, *, tied: 
         return AutoModelForCausalLM.from_config(sizes, attn_implementation="sdpa").eval()
 
 
-def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Load a causal language model from a folder or hub id, in evaluation mode.
+def load_policy(path_or_id: str | Path, device: str = "cpu") -> PreTrainedModel:
+    """Load a causal language model from a folder or hub id, in float32 and evaluation mode.
 
     Raises:
         CheckpointError: the folder is missing or damaged, or weights are missing.
@@ -60,7 +60,7 @@ def load_policy(path_or_id: str | Path, device: str = "cpu", dtype: torch.dtype 
                               f"make it: snakemake --cores 2 {folder}; or give a hub id 'owner/name'")
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(path_or_id), dtype=dtype, attn_implementation="sdpa", output_loading_info=True)
+            str(path_or_id), dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         first = str(error).strip().partition("\n")[0]
         if local:
@@ -131,7 +131,7 @@ def token_logprobs(model: PreTrainedModel, ids_B_T: Tensor, attention_B_T: Tenso
         ids_B_T: token ids, padded on any side.
         attention_B_T: 1 on real tokens, 0 on padding.
         loss_mask_B_T: 1 on the loss tokens; logits are computed only for these.
-        temperature: of the sampling policy, log softmax(logits / temperature).
+        temperature: above 0, that of sampling; log-probabilities are log softmax(logits / temperature).
         entropy_gradient: compute gradients of the entropy (slower).
 
     Returns:

@@ -120,7 +120,7 @@ class Codec:
         end_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence id.
 
     Attributes:
-        pad_id: for padding; it may equal an end id, because nothing is inferred from padding.
+        pad_id: id of padding; it may equal an end id, because padding is always masked.
         end_ids: all ids that end a turn.
     """
 

@@ -1,8 +1,8 @@
 """The audit: one row for each claim, each comparison of a claim and each reported number.
 
 A reported number is *comparable* only if our model, data, retriever and k are the paper's (``comparability``). Where an
-arm, metric and data set of ours are analogous, our number stands beside the reported one and the note names the
-analogue. A comparable number *agrees* if it lies in our interval. A number that the paper does not print has a row if
+arm, metric and data set of ours are analogous, our number is shown beside the reported one and the note names the
+analogue. A comparable number *agrees* if it is in our interval. A number that the paper does not print has a row if
 we have one. The comparisons were fixed in ``paper_tables/reported/claim_tests.csv`` before any run.
 """
 
@@ -45,7 +45,7 @@ class Entry:
         low, high: its 95 % interval; None if there is none.
         seeds: number of seeds of each arm.
         runs: origin of the runs: fresh, shipped, or imported with a label.
-        verdict: of a claim or comparison: supported, contradicted, inconclusive, by construction, not run; of a
+        verdict: for a claim or comparison: supported, contradicted, inconclusive, by construction, not run; for a
             value: not comparable, not reported, not run, agrees, ours is higher, ours is lower, or inconclusive
             (a single seed has no interval).
         note: the reason, the analogue, or the verdict counts of a claim's comparisons.

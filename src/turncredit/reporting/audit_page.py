@@ -14,7 +14,7 @@ from turncredit.reporting.tables.render import markdown_rows
 _RULE = ("A claim is *supported* if every comparison that tests it has its whole 95% interval on the claimed side, "
          "*contradicted* if at least one has it wholly on the other side, else *inconclusive*. *By construction* marks "
          "a property of the code, which a test shows; it is not a finding. Comparisons with methods and tasks that "
-         "this project lacks count as *not run* and decide nothing.")
+         "this project does not have count as *not run* and decide nothing.")
 _FEW = 5  # with fewer seeds intervals are too narrow: see statistics.py
 
 
@@ -42,7 +42,7 @@ def markdown(entries: Sequence[Entry], scale: Scale) -> str:
             [(e.id, e.what, e.place, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in comparisons]),
         "## Reported numbers",
         f"{comparability(scale)}. If an arm, metric and data set of ours are analogous to a reported number, ours "
-        "is shown beside it. A comparable number *agrees* if it lies in our interval.",
+        "is shown beside it. A comparable number *agrees* if it is in our interval.",
         _table(("place", "reported number", "reported", "ours", "seeds", "runs", "verdict", "note"),
                [(e.place, e.what, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in values])]
     return "\n\n".join(parts) + "\n"

@@ -47,7 +47,7 @@ def check_folders(page: str, reads: Collection[str], folders: Sequence[Path], sc
 
     Args:
         page: its name, for the error message.
-        reads: experiments it reads; if empty, no folder is needed. Experiments that the scale lacks are skipped.
+        reads: experiments it reads; if empty, no folder is needed. Experiments that are not in the scale are skipped.
         folders: folders of collected runs, each named after its experiment.
         scale: the scale of the runs.
         root: the clone.

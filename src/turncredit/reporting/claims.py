@@ -13,9 +13,9 @@ Statistics (one value per seed, averaged over data sets if there are several):
 - ``sd_final``, ``sd_validation``, ``sd_training``: ratio of standard deviations over seeds.
 
 With two arms the estimate is the difference a - b (for ``sd_*`` the ratio a / b), with one arm its value. Verdicts:
-``supported`` if the whole interval lies beyond the threshold on the claimed side, ``contradicted`` if it lies on the
+``supported`` if the whole interval is beyond the threshold on the claimed side, ``contradicted`` if it is on the
 other side, else ``inconclusive``; ``not run`` without runs; ``by construction`` for a property of the code, which a
-test shows whatever the runs are.
+test shows without any run.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Comparison:
 
 
 class NotMeasured(Exception):
-    """The runs cannot answer: no step lies in the window, or the scale lacks the data set."""
+    """The runs cannot answer: no step is in the window, or the data set is not in the scale."""
 
 
 def compare(test: ClaimTest, results: Results) -> list[Comparison]:
     """All comparisons of one line of claim_tests.csv: the product of its metrics, arms and data sets.
 
     Raises:
-        DataError: an unknown statistic, or a metric that the files lack.
+        DataError: an unknown statistic, or a metric that is not in the files.
     """
     if test.statistic == "none":
         return [Comparison(test, "", "", "", "", None, "not run", "", test.note.removeprefix("not run: "))]
@@ -91,7 +91,7 @@ def claim_verdict(comparisons: Sequence[Comparison]) -> Verdict:
 
 
 def decide(found: Estimate, direction: str, threshold: float) -> Verdict:
-    """The verdict of a comparison, by where the interval lies.
+    """The verdict of a comparison, by the position of the interval.
 
     >>> decide(Estimate(0.2, 0.1, 0.3, (3, 3)), "greater", 0), decide(Estimate(0.2, -0.1, 0.5, (3, 3)), "greater", 0)
     ('supported', 'inconclusive')
@@ -213,7 +213,7 @@ def windowed_curve(arm: ArmRuns, column: str, window: tuple[float, float] | None
     """``value_S_T`` of a column at the steps inside a window, in fractions of the last step.
 
     Raises:
-        DataError: the claim's test lacks the window.
+        DataError: the claim's test has no window.
         NotMeasured: no training metrics, no such column, or no step with a value for every seed.
     """
     if window is None:

@@ -51,6 +51,6 @@ def comparability(scale: Scale) -> str:
     found = {name: differences(scale, name) for name in scale.experiments if name in _PAPER}
     if not any(found.values()):
         return "Comparable with the paper's numbers: same policy, questions, retriever and k"
-    apart = list(dict.fromkeys(word for words in found.values() for word in words))
+    reasons = list(dict.fromkeys(word for words in found.values() for word in words))
     same = [name for name, words in found.items() if not words]
-    return f"Not comparable with the paper's numbers{f' ({same[0]} aside)' if same else ''}: {', '.join(apart)}"
+    return f"Not comparable with the paper's numbers{f' ({same[0]} aside)' if same else ''}: {', '.join(reasons)}"

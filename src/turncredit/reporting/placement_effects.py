@@ -6,12 +6,17 @@ from turncredit.reporting import statistics
 from turncredit.reporting.scores import ArmRuns, Results
 from turncredit.reporting.statistics import Estimate
 
-_WEIGHTS: dict[str, dict[str, float]] = {  # m: merged content, f: full content; d: delayed, p: per-turn placement
-    "placement, content merged": {"mp": 1, "md": -1}, "placement, content full": {"fp": 1, "fd": -1},
-    "content, placement delayed": {"fd": 1, "md": -1}, "content, placement per-turn": {"fp": 1, "mp": -1},
-    "placement, mean of both": {"mp": .5, "md": -.5, "fp": .5, "fd": -.5},
-    "content, mean of both": {"fd": .5, "md": -.5, "fp": .5, "mp": -.5},
-    "interaction": {"fp": 1, "fd": -1, "mp": -1, "md": 1}, "both at once, as in the paper": {"fp": 1, "md": -1}}
+_MERGED_DELAYED, _MERGED_PER_TURN = ("merged", "delayed"), ("merged", "per_turn")  # (content, placement)
+_FULL_DELAYED, _FULL_PER_TURN = ("full", "delayed"), ("full", "per_turn")
+_WEIGHTS: dict[str, dict[tuple[str, str], float]] = {
+    "placement, content merged": {_MERGED_PER_TURN: 1, _MERGED_DELAYED: -1},
+    "placement, content full": {_FULL_PER_TURN: 1, _FULL_DELAYED: -1},
+    "content, placement delayed": {_FULL_DELAYED: 1, _MERGED_DELAYED: -1},
+    "content, placement per-turn": {_FULL_PER_TURN: 1, _MERGED_PER_TURN: -1},
+    "placement, mean of both": {_MERGED_PER_TURN: .5, _MERGED_DELAYED: -.5, _FULL_PER_TURN: .5, _FULL_DELAYED: -.5},
+    "content, mean of both": {_FULL_DELAYED: .5, _MERGED_DELAYED: -.5, _FULL_PER_TURN: .5, _MERGED_PER_TURN: -.5},
+    "interaction": {_FULL_PER_TURN: 1, _FULL_DELAYED: -1, _MERGED_PER_TURN: -1, _MERGED_DELAYED: 1},
+    "both at once, as in the paper": {_FULL_PER_TURN: 1, _MERGED_DELAYED: -1}}
 
 
 def placement_arms(results: Results) -> dict[tuple[str, str], ArmRuns | None]:
@@ -29,9 +34,7 @@ def contrasts(results: Results, metric: str) -> dict[str, Estimate | None]:
     Raises:
         DataError: the evaluations have no such metric.
     """
-    arms = placement_arms(results)
-    cells = {"md": arms.get(("merged", "delayed")), "mp": arms.get(("merged", "per_turn")),
-             "fd": arms.get(("full", "delayed")), "fp": arms.get(("full", "per_turn"))}
-    samples = {key: arm.final(metric, results.datasets) for key, arm in cells.items() if arm is not None}
+    samples = {levels: arm.final(metric, results.datasets)
+               for levels, arm in placement_arms(results).items() if arm is not None}
     return {name: statistics.contrast([samples[key] for key in weight], list(weight.values()))
             if weight.keys() <= samples.keys() else None for name, weight in _WEIGHTS.items()}

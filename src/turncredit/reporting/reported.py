@@ -47,7 +47,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A data set of the paper, and its analogue at a scale that lacks it."""
+    """A data set of the paper, and its analogue at a scale without it."""
 
     dataset: str
     domain: str  # in | out | all | ""

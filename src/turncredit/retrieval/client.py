@@ -51,8 +51,8 @@ class RetrieverClient:
     """A thread-safe ``Retriever`` over HTTP. Close it, or use it in a ``with`` statement.
 
     Args:
-        url: of the server, without the path: "http://127.0.0.1:8000".
-        timeout_s: of one attempt.
+        url: base URL of the server, without the path: "http://127.0.0.1:8000".
+        timeout_s: seconds that one attempt may take.
         retries: further attempts after a failed one, with growing pauses of at most 5 s, or as long as the server
             asks for (``Retry-After``, at most 30 s).
         index_sha256: identity that the server's index must have; None for a foreign server without /health.

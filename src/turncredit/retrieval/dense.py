@@ -24,7 +24,7 @@ from turncredit.files import atomic_folder, write_text
 from turncredit.retrieval.manifest import BLOCK_ROWS, CENTROIDS, FaissManifest, effort, needs, read_manifest
 from turncredit.retrieval.vectors import Vectors
 
-_SEED = 1234  # of the sample that cells and codes are learnt from
+_SEED = 1234  # of the sample on which cells and codes are trained
 _EXTRA = 8  # passages requested beyond the best k, to order equal scores by row
 _ROUNDING = 1e-5  # relative error of a float32 score: vectors this close to the k-th best are scored again
 
@@ -48,7 +48,7 @@ class Index(Protocol):
     def __len__(self) -> int: ...
 
     def search(self, queries_Q_D: NDArray[np.float32], k: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Scores and rows [Q, <= k] of the best vectors, best first, equal scores by row; row -1 stands for none."""
+        """Scores and rows [Q, <= k] of the best vectors, best first, equal scores by row; row -1 means none."""
         ...
 
 
@@ -58,7 +58,7 @@ class DenseSearcher:
     Args:
         index_dir: see the module.
         config: how queries are encoded, and how much of the index they look at.
-        encoder: of queries.
+        encoder: turns queries into vectors.
 
     Raises:
         DataError: there is no index, its files and its manifest differ, or another encoder made its vectors.
@@ -83,7 +83,7 @@ class DenseSearcher:
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[Passage, float]]]:
         """The best ``k`` passages of each query with their scores, in the order of the queries.
 
-        Equal scores are in the order of the corpus. A blank query has no passages, and neither has any for k = 0.
+        Equal scores are in the order of the corpus. Returns no passages for a blank query or for k = 0.
         """
         numbers = [number for number, query in enumerate(queries) if query.strip()]
         hits: list[list[tuple[Passage, float]]] = [[] for _ in queries]
@@ -110,7 +110,7 @@ class AnnIndex:
     """An IVF-PQ or HNSW index of FAISS, memory-mapped; implements ``Index``.
 
     Args:
-        path: of ``index.faiss``.
+        path: the file ``index.faiss``.
         kind: "ivfpq" or "hnsw".
         effort: cells (IVF-PQ) or candidates (HNSW) that a query looks at.
 
@@ -147,7 +147,7 @@ class FlatIndex:
     Args:
         path: a matrix [N, D] of float16 or float32 (``.npy``).
         device: where blocks are multiplied. On a CPU they are mapped from disk; on GPUs they stay there, spread
-            evenly over all GPUs that this process sees.
+            evenly over all GPUs visible to this process.
         block: vectors that are multiplied at once.
 
     Raises:
@@ -156,7 +156,7 @@ class FlatIndex:
 
     def __init__(self, path: Path, device: str = "cpu", block: int = BLOCK_ROWS) -> None:
         try:
-            self._matrix: NDArray[Any] = np.load(path, mmap_mode="c")  # never written to, but torch wants it writable
+            self._matrix: NDArray[Any] = np.load(path, mmap_mode="c")  # not written, but torch requires it writable
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{path}: no matrix of vectors: {error}",
                             rebuild_index(path.parents[1], "index.json")) from error
@@ -223,7 +223,7 @@ class _Best:
 
 
 def _lower_bound(score_Q: Tensor) -> Tensor:
-    """The least scores that may, but for rounding, be as good."""
+    """Score minus the float32 rounding tolerance: vectors above it may be as good."""
     return score_Q - _ROUNDING * score_Q.abs().clamp(min=1)
 
 
@@ -236,7 +236,7 @@ def build_dense(vectors: Vectors, encoder: str, corpus_sha256: str, index_dir: P
     Args:
         vectors: one per passage, in the order of the corpus.
         encoder: identity of their encoder.
-        corpus_sha256: of the corpus file.
+        corpus_sha256: sha256 of the corpus file.
         index_dir: folder of the index.
         config: kind and settings of the index.
 
@@ -301,7 +301,7 @@ def _write_flat(vectors: Vectors, path: Path, storage: str) -> None:
 
 
 def _empty_index(faiss: Any, vectors: Vectors, config: FaissConfig) -> Any:
-    """The index before vectors are added; cells and codes are learnt from a sample of them."""
+    """The index before vectors are added; cells and codes are trained on a sample of them."""
     dimension, product = vectors.dimension, faiss.METRIC_INNER_PRODUCT
     if config.index == "hnsw":
         index = (faiss.IndexHNSWFlat(dimension, config.links, product) if config.storage == "float32" else

@@ -62,8 +62,8 @@ class ServerDir:
     A lease is a file. On one machine its user holds its ``flock``, which is released at once when the user is killed.
     With ``lease_s`` the server is a SLURM job for users on all machines, and some file systems do not show locks to
     other machines: users touch their leases often, and a lease expires ``lease_s`` seconds after the last touch. Clocks
-    need not agree, because the server only sees whether a file was touched since it last looked. ``server.lock`` must
-    work between machines then (NFS 4, Lustre with ``flock``, GPFS).
+    need not agree, because the server only compares a file's time stamp with the one that it read before. Then
+    ``server.lock`` must work between machines (NFS 4, Lustre with ``flock``, GPFS).
     """
 
     def __init__(self, index_dir: Path, lease_s: float | None = None) -> None:
@@ -133,21 +133,32 @@ class ServerDir:
         if self._leases.is_dir() and self.address() == address:
             self._address.unlink(missing_ok=True)
 
-    def in_use(self, retract: Address | None = None) -> bool:
-        """Whether anyone holds a lease or is about to take one; if nobody does, ``retract`` is no longer published.
+    def in_use(self) -> bool:
+        """Whether a process holds a lease or is about to take one; an index that was removed is not in use.
 
-        Removes the leases of dead users. An index that was removed is not in use.
+        Removes the leases of dead users.
         """
+        return not self._if_unused(lambda: None)
+
+    def retract_if_unused(self, address: Address) -> bool:
+        """Remove the published address unless the server is in use; returns whether it is unused.
+
+        The lock is held meanwhile, so no user can find the address after the check.
+        """
+        return self._if_unused(lambda: self.retract(address))
+
+    def _if_unused(self, act: Callable[[], None]) -> bool:
+        """Call ``act`` under the lock if no lease is left; returns whether none is."""
         if not self._leases.is_dir():
-            return False
+            return True
         try:
             with self.locked(timeout_s=0):
-                in_use = self._sweep()
-                if retract is not None and not in_use:
-                    self.retract(retract)
-                return in_use
+                if self._sweep():
+                    return False
+                act()
+                return True
         except RetrieverError:
-            return True  # a user holds the lock to look for a server
+            return False  # a user holds the lock to look for a server
 
     @property
     def job(self) -> str | None:
@@ -237,12 +248,11 @@ async def published(files: ServerDir, address: Address, linger_s: float,
         last_use = clock()
         while True:
             await asyncio.sleep(min(_CHECK_S, linger_s))
-            overdue = clock() - last_use > linger_s
-            if files.in_use(retract=address if overdue else None):
-                last_use = clock()
-            elif overdue:
+            if clock() - last_use > linger_s and files.retract_if_unused(address):
                 stop()
                 return
+            if files.in_use():
+                last_use = clock()
 
     files.publish(address)
     watching = asyncio.create_task(watch())
@@ -256,7 +266,7 @@ def _local_server(files: ServerDir, index_sha256: str, command: list[str], serve
     """The server of this machine. Other users wait for the lock while it starts."""
     with files.locked(server.start_s + 60):
         stack.enter_context(files.lease())
-        if (address := _alive(files, index_sha256)) is not None:
+        if (address := _live_address(files, index_sha256)) is not None:
             return address
         pid = _spawn(command, files.log)
 
@@ -276,7 +286,7 @@ def _job_server(files: ServerDir, index_sha256: str, command: list[str], server:
     """The server that is a job. It may be queued for long, so the lock is not held while waiting for it."""
     with files.locked(60):
         stack.enter_context(files.lease())
-        if (address := _alive(files, index_sha256)) is not None:
+        if (address := _live_address(files, index_sha256)) is not None:
             return address
         job = files.job
         if job is None or not is_queued_or_running(job):
@@ -294,11 +304,11 @@ def _job_server(files: ServerDir, index_sha256: str, command: list[str], server:
 
 def _wait(files: ServerDir, index_sha256: str, end: Callable[[], str | None], start_s: float,
           poll_s: float) -> Address | None:
-    """The address of a starting server, or None after ``start_s`` seconds. ``end`` says how it ended, if it did."""
+    """The address of a starting server, or None after ``start_s`` seconds. ``end`` returns how it ended, or None."""
     deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         ended = end()  # before the address, which a server that ends retracts last
-        if (address := _alive(files, index_sha256)) is not None:
+        if (address := _live_address(files, index_sha256)) is not None:
             return address
         if ended:
             raise _failed(files, ended)
@@ -306,7 +316,7 @@ def _wait(files: ServerDir, index_sha256: str, end: Callable[[], str | None], st
     return None
 
 
-def _alive(files: ServerDir, index_sha256: str) -> Address | None:
+def _live_address(files: ServerDir, index_sha256: str) -> Address | None:
     """The published address, if its server is alive and serves this index."""
     address = files.address()
     if address is None or address.index_sha256 != index_sha256:
@@ -334,7 +344,7 @@ def _failed(files: ServerDir, how: str) -> RetrieverError:
     log = files.log.read_text(encoding="utf-8", errors="replace") if files.log.exists() else "(no log yet)"
     tail = "\n".join(log.splitlines()[-15:])
     return RetrieverError(f"the retrieval server {how}; the end of {files.log}:\n{tail}",
-                          "fix what the log says, then run the same command again")
+                          "fix the cause named in the log, then run the same command again")
 
 
 def is_queued_or_running(job: str) -> bool:
@@ -370,12 +380,12 @@ def _submit(command: Sequence[str], log: Path, server: ServerConfig, site: Site)
     """Submit a job that runs ``command`` and writes to ``log``; returns its id.
 
     Raises:
-        RetrieverError: there is no sbatch here, or it refuses the job.
+        RetrieverError: there is no sbatch here, or it rejects the job.
     """
     options = [*sbatch_options(server, site), f"--output={log}"]
     done = _slurm("sbatch", "--parsable", *options, "--wrap", shlex.join(command))
     if done.returncode != 0:
-        raise RetrieverError(f"sbatch refuses the retrieval server's job: {done.stderr.strip()}",
+        raise RetrieverError(f"sbatch rejects the retrieval server's job: {done.stderr.strip()}",
                              "correct retriever.server or profiles/slurm/site.yaml; where jobs may not submit jobs, "
                              "submit one that runs: turncredit serve --linger-s 3600")
     return done.stdout.strip().partition(";")[0]

@@ -82,7 +82,7 @@ class FaissManifest(StrictModel):
     """Manifest of a vector index.
 
     Attributes:
-        sha256: of the corpus file.
+        sha256: hash of the corpus file.
         encoder: identity of the encoder of its vectors (``Encoder.identity``).
         settings: the config that it was built with.
         engine: the library that searches it.

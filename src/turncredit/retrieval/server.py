@@ -218,7 +218,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 def serve(index_dir: Path, config: RetrieverConfig, *, host: str | None = None, port: int = 0,
           linger_s: float | None = None) -> None:
-    """Serve an index until interrupted, or until nobody has used it for ``linger_s`` seconds.
+    """Serve an index until interrupted, or until it has had no user for ``linger_s`` seconds.
 
     With ``linger_s`` the address is published next to the index; see ``lifecycle``.
 

@@ -22,13 +22,13 @@ class ShardManifest(StrictModel):
     """Describes a shard of vectors; written beside it when the vectors are complete.
 
     Attributes:
-        corpus_sha256: of the corpus file.
+        corpus_sha256: sha256 of the corpus file.
         start: first row in the corpus.
         stop: row after the last.
         encoder: ``Encoder.identity``.
-        dimension: of a vector.
+        dimension: components per vector.
         storage: type of a component on disk.
-        precision: of the encoder's computation.
+        precision: floating-point type in which the encoder computes.
         seconds: duration of the encoding.
     """
 

@@ -40,7 +40,7 @@ class Batch:
     """Token arrays of all rows of a training step.
 
     Attributes:
-        ids_R, loss_mask_R: one int64 and one bool array a row, of equal length.
+        ids_R, loss_mask_R: for each row an int64 and a bool array, of equal length.
         start_R: index of each row's first loss token in the flat order; the last entry is N.
         old_logprob_N: the sampler's log-probabilities, float32.
     """

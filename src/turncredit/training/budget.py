@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from turncredit.types import Transcript
 
+_DECAY = 0.7  # weight of the earlier steps in the moving average
+
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
@@ -15,7 +17,7 @@ class TokenBudget:
 
     Attributes:
         tokens_per_step: target of sampled tokens (shared turns counted once).
-        tokens_per_question: moving average.
+        tokens_per_question: moving average of the tokens that a question costs.
         steps: observed steps.
         spent: tokens sampled in these steps.
     """
@@ -25,35 +27,37 @@ class TokenBudget:
     steps: int = 0
     spent: int = 0
 
-    def questions(self, most: int) -> int:
-        """Return the questions of the next step, 1 to ``most``; it compensates the error of earlier steps.
+    def question_count(self, most: int) -> int:
+        """Return the number of questions of the next step, 1 to ``most``; corrects the error of earlier steps.
 
-        >>> TokenBudget(2000, 100.0).questions(500), TokenBudget(2000, 100.0, steps=1, spent=2500).questions(500)
-        (20, 15)
+        >>> TokenBudget(2000, 100.0).question_count(500)
+        20
+        >>> TokenBudget(2000, 100.0, steps=1, spent=2500).question_count(500)
+        15
         """
         left = self.tokens_per_step * (self.steps + 1) - self.spent
         return min(max(round(left / self.tokens_per_question), 1), most)
 
-    def observe(self, questions: int, tokens: int, decay: float = 0.7) -> TokenBudget:
+    def observe(self, questions: int, tokens: int) -> TokenBudget:
         """Return the budget after a step that sampled ``tokens`` tokens for ``questions`` questions."""
-        average = decay * self.tokens_per_question + (1 - decay) * tokens / questions
+        average = _DECAY * self.tokens_per_question + (1 - _DECAY) * tokens / questions
         return replace(self, tokens_per_question=average, steps=self.steps + 1, spent=self.spent + tokens)
 
 
-def questions_of(trajectories: int | None, branching: Sequence[int], budget: TokenBudget, most: int) -> int:
-    """Return the questions of the next step, 1 to ``most``.
+def question_count(trajectories: int | None, branching: Sequence[int], budget: TokenBudget, most: int) -> int:
+    """Return the number of questions of the next step, 1 to ``most``.
 
     Args:
-        trajectories: of a step, counting each leaf of a tree; None: use the token budget.
+        trajectories: number per step, each leaf of a tree counted; None: use the token budget.
         branching: actions sampled from each state, for every turn.
-        budget: the token budget.
-        most: the size of an epoch.
+        budget: used if ``trajectories`` is None.
+        most: number of training questions (one epoch).
 
-    >>> [questions_of(512, b, TokenBudget(1, 1.0), 1000) for b in ((1, 1, 1), (5, 1, 1), (3, 3, 1))]
+    >>> [question_count(512, b, TokenBudget(1, 1.0), 1000) for b in ((1, 1, 1), (5, 1, 1), (3, 3, 1))]
     [512, 102, 57]
     """
     if trajectories is None:
-        return budget.questions(most)
+        return budget.question_count(most)
     return min(max(round(trajectories / math.prod(branching)), 1), most)
 
 

@@ -37,7 +37,7 @@ def clear(paths: RunPaths) -> None:
 def pop(cached: Path, output: Path) -> bool:
     """Move a cached evaluation to ``output``; return False if there is none.
 
-    It is used once: if the workflow evaluates again, it wants a new evaluation.
+    The cached file is used once: an evaluation that is run again is computed again.
     """
     if not cached.exists():
         return False

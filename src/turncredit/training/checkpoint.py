@@ -16,12 +16,13 @@ from turncredit.files import disk_error, sha256, sync
 
 CONTENTS = "contents.json"
 _TEMPORARY = ".saving-"
+_KEPT = 2  # newest checkpoints of a run
 _log = logging.getLogger(__name__)
 
 
-def save(root: Path, step: int, identity: str, write: Callable[[Path], None], keep: int = 2,
+def save(root: Path, step: int, identity: str, write: Callable[[Path], None],
          processes: Processes = SINGLE_PROCESS) -> Path:
-    """Write ``root/step-{step}`` atomically, and remove all but the newest ``keep`` checkpoints.
+    """Write ``root/step-{step}`` atomically, and remove all but the two newest checkpoints.
 
     All ranks call this together; all of them must see the folder.
 
@@ -30,7 +31,6 @@ def save(root: Path, step: int, identity: str, write: Callable[[Path], None], ke
         step: training steps done.
         identity: hash of the run's inputs and configuration; only a run with the same one resumes from here.
         write: writes the files into the (temporary) folder that it gets; called on every rank.
-        keep: number of checkpoints to keep.
         processes: rank 0 makes, verifies and renames the folder.
 
     Raises:
@@ -39,7 +39,7 @@ def save(root: Path, step: int, identity: str, write: Callable[[Path], None], ke
     try:
         temporary = processes.on_rank_0(lambda: _fresh(root, step))
         processes.on_all_ranks(lambda: write(temporary))
-        return processes.on_rank_0(lambda: _finish(root, temporary, step, identity, keep))
+        return processes.on_rank_0(lambda: _finish(root, temporary, step, identity))
     except Exception as error:
         if (reason := disk_error(error)) is None:
             raise
@@ -59,7 +59,7 @@ def _fresh(root: Path, step: int) -> Path:
     return temporary
 
 
-def _finish(root: Path, temporary: Path, step: int, identity: str, keep: int) -> Path:
+def _finish(root: Path, temporary: Path, step: int, identity: str) -> Path:
     """List the files in ``contents.json``, sync them to disk, rename the folder and remove old checkpoints."""
     files = sorted(path for path in temporary.rglob("*") if path.is_file())
     contents = {"step": step, "identity": identity,
@@ -73,7 +73,7 @@ def _finish(root: Path, temporary: Path, step: int, identity: str, keep: int) ->
     temporary.rename(target)
     sync(root)
     shutil.rmtree(target / "replaced", ignore_errors=True)
-    for _, path in _list(root)[keep:]:
+    for _, path in _list(root)[_KEPT:]:
         shutil.rmtree(path)
     return target
 

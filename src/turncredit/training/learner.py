@@ -1,6 +1,6 @@
 """The learner: policy, reference, critic, their optimisers, and the update from one batch.
 
-The learner does not depend on the algorithm: it sees tokens and their credit. Losses are weighted
+The learner does not depend on the algorithm: its inputs are tokens and their credit. Losses are weighted
 sums, so every split into micro-batches has the same gradient. Models stay in evaluation mode:
 dropout would make the importance ratio differ from 1 before any update, and would need a random
 state. Several ranks share the forward and backward passes of a batch and take the same step
@@ -75,7 +75,7 @@ class Learner:
         settings: the run's training settings.
         device: ``cpu`` or ``cuda``.
         launch: precision, gradient checkpointing and offload.
-        processes: of the run.
+        processes: the run's process group; rank 0 writes files.
 
     Attributes:
         policy, critic, reference: the same models; sharded if the layout shards weights.
@@ -115,9 +115,9 @@ class Learner:
             return None
         reference_N = torch.zeros(len(batch.old_logprob_N))
         with self.layout.onload(self.reference, "reference"):
-            for micro, counts in self._micro_batches(batch, batch.trained):
+            for micro, is_counted in self._micro_batches(batch, batch.trained):
                 logprob_N = self._logprobs(self.reference, micro)[0].float().cpu()
-                if counts:
+                if is_counted:
                     reference_N[micro.flat_N.cpu()] = logprob_N
         return self.processes.all_reduce(reference_N)
 
@@ -128,9 +128,9 @@ class Learner:
             return None
         value_N = torch.zeros(len(batch.old_logprob_N))
         with self.layout.onload(self.critic, "critic"):
-            for micro, counts in self._micro_batches(batch, batch.trained):
+            for micro, is_counted in self._micro_batches(batch, batch.trained):
                 micro_value_N = self._values(self.critic, micro).cpu()
-                if counts:
+                if is_counted:
                     value_N[micro.flat_N.cpu()] = micro_value_N
         return self.processes.all_reduce(value_N)
 
@@ -147,7 +147,7 @@ class Learner:
             step: training step from 0, for the warm-up and the order of rows.
             seed: the run's seed.
             kl_in_loss: add beta KL(policy || reference) to the policy's loss.
-            reference_logprob_N, old_value_N: of ``reference_logprobs`` and ``values``.
+            reference_logprob_N, old_value_N: results of ``reference_logprobs`` and ``values`` for this batch.
 
         Raises:
             NonFiniteError: a log-probability, loss or gradient is NaN or infinite. The weights stay
@@ -165,44 +165,45 @@ class Learner:
             for epoch in range(settings.inner_epochs):
                 for rows in split_minibatches(batch.trained, settings.minibatches, seed, "minibatches", step, epoch):
                     flat = batch.flat(rows)
-                    scale = 1.0 / credit.weight_N[flat].sum().item()
+                    loss_scale = 1.0 / credit.weight_N[flat].sum().item()
                     micros = self._micro_batches(batch, rows)
-                    report = self._policy_step(micros, batch, credit, scale, len(flat),
+                    report = self._policy_step(micros, batch, credit, loss_scale, len(flat),
                                                reference_logprob_N if kl_in_loss else None)
                     if self.critic is not None and credit.return_N is not None and old_value_N is not None:
-                        report |= self._critic_step(self.critic, micros, credit, credit.return_N, old_value_N, scale)
+                        report |= self._critic_step(self.critic, micros, credit, credit.return_N, old_value_N,
+                                                    loss_scale)
                     reports.append(report)
         means = {name: sum(report[name] for report in reports) / len(reports) for name in reports[0]}
         # Sampler and trainer are the same policy only before the first optimiser step.
         return means | {"sampler_trainer_kl": reports[0]["sampler_trainer_kl"]}
 
-    def _policy_step(self, micros: Sequence[tuple[MicroBatch, bool]], batch: Batch, credit: TokenCredit, scale: float,
-                     tokens: int, reference_logprob_N: Tensor | None) -> dict[str, float]:
+    def _policy_step(self, micros: Sequence[tuple[MicroBatch, bool]], batch: Batch, credit: TokenCredit,
+                     loss_scale: float, tokens: int, reference_logprob_N: Tensor | None) -> dict[str, float]:
         """Take one optimiser step of the policy, on ``tokens`` loss tokens over all ranks; return its metrics."""
         report = dict.fromkeys(("policy_loss", "entropy", "clip_fraction", "sampler_trainer_kl"), 0.0)
         with self._training(self.scorer, None, self.policy_optimizer):
-            for index, (micro, counts) in enumerate(micros, start=1):
-                def here(value_N: Tensor, micro: MicroBatch = micro) -> Tensor:
+            for index, (micro, is_counted) in enumerate(micros, start=1):
+                def select(value_N: Tensor, micro: MicroBatch = micro) -> Tensor:
                     return value_N[micro.flat_N.cpu()].to(self.accelerator.device)
 
-                factor = scale if counts else 0.0
-                old_N, weight_N = here(batch.old_logprob_N), here(credit.weight_N) * factor
+                scale = loss_scale if is_counted else 0.0
+                old_N, weight_N = select(batch.old_logprob_N), select(credit.weight_N) * scale
                 logprob_N, entropy_N = self._logprobs(self.scorer, micro)
                 if credit.signed_sums_N is None:
-                    loss, clipped = policy_loss(logprob_N, old_N, here(credit.advantage_N), weight_N,
+                    loss, clipped = policy_loss(logprob_N, old_N, select(credit.advantage_N), weight_N,
                                                 clip_epsilon=self.settings.clip_epsilon)
                 else:
-                    positive_N, negative_N = (here(part_N) * factor for part_N in credit.signed_sums_N)
+                    positive_N, negative_N = (select(part_N) * scale for part_N in credit.signed_sums_N)
                     loss, clipped = tree_policy_loss(logprob_N, old_N, positive_N, negative_N,
                                                      clip_epsilon=self.settings.clip_epsilon)
                 if reference_logprob_N is not None:
-                    reference_N = here(reference_logprob_N).to(logprob_N)
+                    reference_N = select(reference_logprob_N).to(logprob_N)
                     loss = loss + self.settings.kl_coefficient * kl_k3(logprob_N, reference_N, weight_N)
                 negative_entropy = entropy_loss(entropy_N, weight_N)
                 if self.settings.entropy_coefficient:
                     loss = loss + self.settings.entropy_coefficient * negative_entropy
                 self.layout.backward(loss, last=index == len(micros))
-                if counts:
+                if is_counted:
                     with torch.no_grad():
                         report["policy_loss"] += loss.item()
                         report["entropy"] -= negative_entropy.item()
@@ -214,17 +215,17 @@ class Learner:
             return report | {"grad_norm": self._optimizer_step(self.scorer, self.policy_optimizer, "the policy")}
 
     def _critic_step(self, critic: Critic, micros: Sequence[tuple[MicroBatch, bool]], credit: TokenCredit,
-                     return_N: Tensor, old_value_N: Tensor, scale: float) -> dict[str, float]:
+                     return_N: Tensor, old_value_N: Tensor, loss_scale: float) -> dict[str, float]:
         """Take one optimiser step of the critic; return its metrics."""
         report = {"value_loss": 0.0}
         with self._training(critic, "critic", self.critic_optimizer):
-            for index, (micro, counts) in enumerate(micros, start=1):
+            for index, (micro, is_counted) in enumerate(micros, start=1):
                 old_N, target_N, weight_N = (t[micro.flat_N.cpu()].to(self.accelerator.device)
                                              for t in (old_value_N, return_N, credit.weight_N))
                 loss = value_loss(self._values(critic, micro), old_N, target_N,
-                                  weight_N * (scale if counts else 0.0), value_clip=self.settings.value_clip)
+                                  weight_N * (loss_scale if is_counted else 0.0), value_clip=self.settings.value_clip)
                 self.layout.backward(loss, last=index == len(micros))
-                report["value_loss"] += loss.item() if counts else 0.0
+                report["value_loss"] += loss.item() if is_counted else 0.0
             report = self._total(report)
             check_finite("the critic's loss", torch.tensor(report["value_loss"]))
             return report | {"critic_grad_norm": self._optimizer_step(critic, self.critic_optimizer, "the critic")}
@@ -235,7 +236,7 @@ class Learner:
 
         transformers recomputes a layer only if the layer is in training mode. Only the layer itself is
         set to it: dropout reads the mode of the modules inside. Afterwards the mode is reset, because a
-        layer in training mode refuses a key-value cache.
+        layer in training mode does not use a key-value cache.
         """
         layers = [child for child in module.modules() if isinstance(child, GradientCheckpointingLayer)]
         with self.layout.onload(module, component, optimizer):
@@ -257,16 +258,17 @@ class Learner:
         """Clip the gradient and take the step; return the gradient's norm before clipping."""
         norm = self.layout.clip_gradients(model)
         if not math.isfinite(norm):
-            raise NonFiniteError(f"the gradient of {name} is not finite (norm {norm})", _LOWER)
+            raise NonFiniteError(f"the gradient of {name} is not finite (norm {norm})", _REMEDY)
         optimizer.step()
         return norm
 
     # Forward passes ----------------------------------------------------------------------------
 
     def _micro_batches(self, batch: Batch, rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
-        """This rank's micro-batches, and whether each counts (see ``layout.local_packs``)."""
+        """This rank's micro-batches, and whether each is counted or only repeated (see ``layout.local_packs``)."""
         micros = batch.micro_batches(rows, self.settings.micro_batch_tokens)
-        return [(micro.to(self.accelerator.device), counts) for micro, counts in local_packs(micros, self.processes)]
+        return [(micro.to(self.accelerator.device), is_counted)
+                for micro, is_counted in local_packs(micros, self.processes)]
 
     def _logprobs(self, scorer: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (at the run's temperature) and entropies of the loss tokens."""
@@ -320,17 +322,22 @@ class Learner:
         self.layout.load_extra(folder)
 
 
-_LOWER = "see the last rows of metrics.csv; try a lower training.learning_rate or training.max_grad_norm"
+_REMEDY = "see the last rows of metrics.csv; try a lower training.learning_rate or training.max_grad_norm"
 
 
-def check_finite(name: str, value: Tensor) -> None:
+def check_finite(name: str, value: Tensor, remedy: str = _REMEDY) -> None:
     """Check that a tensor has no NaN and no infinity.
 
+    Args:
+        name: what the tensor is, for the error message.
+        value: tensor of any shape.
+        remedy: what the user can do, for the error message.
+
     Raises:
-        NonFiniteError: it has; the message contains ``name``.
+        NonFiniteError: a number is NaN or infinite.
     """
     if not bool(torch.isfinite(value).all()):
-        raise NonFiniteError(f"{name} is not finite", _LOWER)
+        raise NonFiniteError(f"{name} is not finite", remedy)
 
 
 def _set_learning_rate(optimizer: Any, learning_rate: float) -> None:

@@ -19,7 +19,7 @@ from turncredit.files import writing
 def run_lock(folder: Path) -> Iterator[None]:
     """Hold ``folder``'s lock while the block runs.
 
-    The kernel locks the open file (flock), so the lock is released when its owner dies. The file
+    The kernel locks the open file (flock), so the lock is released when its owner ends, however it ends. The file
     remains and names the last owner.
 
     Raises:

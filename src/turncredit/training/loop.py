@@ -33,11 +33,12 @@ from turncredit.rollout.branching import branching_of
 from turncredit.seeding import START, Cursor, derive_seed, draw
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
-from turncredit.training.budget import TokenBudget, questions_of, tokens_per_question
+from turncredit.training.budget import TokenBudget, question_count, tokens_per_question
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.metrics import (
     MetricsRow,
+    success_column,
     training_columns,
     training_rates,
     validation_columns,
@@ -96,10 +97,10 @@ class Trainer:
         learner: weights and optimisers.
         pool: training items.
         validation: validation items.
-        folder: for checkpoints and metrics.csv during training.
-        identity: of the checkpoints (see ``checkpoint.save``).
+        folder: checkpoints are saved here, and metrics.csv while the run trains.
+        identity: hash of configuration and inputs (see ``checkpoint.save``).
         stop: checked at safe places.
-        processes: of the run.
+        processes: the run's process group; rank 0 writes files.
         logger: logs every metrics row to the trackers.
         recorder: records a few whole episodes; None keeps none.
     """
@@ -193,23 +194,24 @@ class Trainer:
 
     def _finish_row(self, progress: Progress) -> Progress:
         """Add the time and the collapse flags to the last row."""
-        flags = collapse_flags(progress.rows, max_turns=self.config.task.max_turns)
+        flags = collapse_flags(progress.rows, max_turns=self.config.task.max_turns,
+                               success=success_column(self.runner.plugin))
         row = progress.rows[-1] | {"wall_s": round(progress.wall_s, 3), "collapse": ";".join(flags)}
         return replace(progress, rows=(*progress.rows[:-1], row))
 
     def step(self, progress: Progress) -> Progress:
         """Take one training step; if it raises before the update, weights and progress are unchanged."""
-        config, step, clock = self.config, progress.step, [time.perf_counter()]
+        config, step, timestamps = self.config, progress.step, [time.perf_counter()]
         assert progress.budget is not None  # set by the validation before training
         branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
-        count = questions_of(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
+        count = question_count(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
         chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
         items = [self.pool[i] for i in chosen]
         groups = self.processes.scatter_gather(items, lambda share: self.runner.play(
             share, branching, temperature=config.training.temperature,
             seed_of=lambda item, path: derive_seed(config.seed, step, item, *path)))
         self.runner.engine.sleep()
-        clock.append(time.perf_counter())
+        timestamps.append(time.perf_counter())
 
         episodes = self.runner.score(items, groups, branching)
         if (recorder := self.recorder) is not None and step + 1 in kept_steps(config.training.steps):
@@ -222,16 +224,16 @@ class Trainer:
         credit = self.estimator.credit(
             groups, [[episode.rewards for episode in leaves] for leaves in episodes], rows,
             old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=value_N)
-        clock.append(time.perf_counter())
+        timestamps.append(time.perf_counter())
 
         self.stop.check(self.processes)  # the last place where the step can be dropped
         report = self.learner.update(
             batch, credit, step=step, seed=config.seed, kl_in_loss=not self.estimator.kl_in_reward,
             reference_logprob_N=reference_N, old_value_N=value_N)
         self._update_engine(step + 1)
-        clock.append(time.perf_counter())
+        timestamps.append(time.perf_counter())
 
-        seconds = [round(later - earlier, 4) for earlier, later in pairwise(clock)]
+        seconds = [round(later - earlier, 4) for earlier, later in pairwise(timestamps)]
         measured = training_columns(groups, episodes, credit, config.train_on, self.runner.plugin)
         row = {"step": step + 1, **measured, **report,
                **dict(zip(("seconds_rollout", "seconds_scoring", "seconds_update"), seconds, strict=True))}

@@ -31,6 +31,11 @@ def training_rates(task: TaskPlugin) -> list[str]:
     return [metric.name for metric in task.metrics if metric.in_training and metric.kind == "rate"]
 
 
+def success_column(task: TaskPlugin) -> str:
+    """Return the column of a task's measure of success, its first metric; absent if it is not measured in training."""
+    return _column(task.metrics[0])
+
+
 def _column(metric: Metric) -> str:
     return metric.name if metric.kind == "rate" else f"{metric.name}_mean"
 

@@ -14,10 +14,10 @@ WINDOW = 5  # consecutive training steps that must all meet a flag's condition
 SAMPLER_TRAINER_KL_GATE = 0.015  # prime-rl's gate
 
 
-def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[str, ...]:
+def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: str) -> tuple[str, ...]:
     """Return the names of the collapse modes seen in the last training steps.
 
-    - ``reward_flat``: the same total reward in every step, and no right answer;
+    - ``reward_flat``: the same total reward in every step, and a success of 0;
     - ``zero_gradient``: gradient norms below 1e-6;
     - ``no_contrast``: every group's rewards are all equal;
     - ``length_explosion``: an episode samples over three times the tokens of the first steps;
@@ -28,10 +28,11 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[st
     Args:
         history: metrics rows, oldest first; rows without training (step 0) are skipped.
         max_turns: N_max.
+        success: column of the task's measure of success; where a row does not have it, ``reward_flat`` is not raised.
 
     >>> step = {"reward_total": 0.0, "answer_correct": 0.0, "grad_norm": 1.0, "turns_mean": 1.0}
-    >>> collapse_flags([step] * 5, max_turns=4), collapse_flags([step] * 4, max_turns=4)
-    (('reward_flat',), ())
+    >>> [collapse_flags([step] * n, max_turns=4, success="answer_correct") for n in (5, 4)]
+    [('reward_flat',), ()]
     """
     rows = [row for row in history if row.get("reward_total") is not None]
     if not rows:
@@ -47,7 +48,7 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int) -> tuple[st
 
     flags = []
     if ((reward := lasting("reward_total")) and max(reward) - min(reward) < 1e-9
-            and max(last("answer_correct"), default=0) == 0):
+            and (solved := lasting(success)) and max(solved) == 0):
         flags.append("reward_flat")
     if (norms := lasting("grad_norm")) and max(norms) < 1e-6:
         flags.append("zero_gradient")

@@ -202,7 +202,8 @@ def _check_same_questions(manifest: Path, items: Sequence[Item]) -> None:
         trained_for = json.loads(manifest.read_text(encoding="utf-8"))["evaluation_ids_sha256"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{manifest}: cannot be read: {error!r}",
-                        "remove the run's folder and train the run again") from error
+                        f"remove {manifest.parent} and the folder of the same name under checkpoints/, "
+                        "and train the run again") from error
     if trained_for != evaluation_ids(items):
         raise DataError(f"{manifest}: the evaluation questions changed since training",
                         "train the run again, or restore the data")

@@ -59,9 +59,9 @@ def metrics_logger(config: RunConfig, paths: RunPaths, identity: str, *, is_main
     """Open the trackers of ``launch.trackers`` on rank 0; on other ranks nothing is logged.
 
     Args:
-        config: of the run.
+        config: the resolved run; names the trackers.
         paths: ``events`` is TensorBoard's folder; W&B's local files are in ``checkpoints``.
-        identity: of the run's checkpoints; a resumed run continues the W&B run of this id.
+        identity: hash of configuration and inputs; a resumed run continues the W&B run of this id.
         is_main: this is rank 0.
 
     Raises:

@@ -14,7 +14,7 @@ from turncredit.errors import ConfigError
 from turncredit.files import json_sha256
 from turncredit.retrieval.manifest import build_settings
 
-NEVER = "(?!)"  # a wildcard constraint that no text meets
+NO_MATCH = "(?!)"  # a wildcard constraint that matches no text
 
 
 def one_of(names: Iterable[str]) -> str:
@@ -23,11 +23,11 @@ def one_of(names: Iterable[str]) -> str:
     >>> one_of(["smoke", "mini"]), one_of([])
     ('mini|smoke', '(?!)')
     """
-    return "|".join(sorted(names)) or NEVER
+    return "|".join(sorted(names)) or NO_MATCH
 
 
 def further_retrievers(scales: Mapping[str, Scale]) -> str:
-    """Constraint: names of the retrievers that scales have beside their own.
+    """Constraint: names of the retrievers that scales have in addition to their own.
 
     Raises:
         ConfigError: one is dense. Only a scale's own retriever may be.
@@ -169,7 +169,7 @@ class ScaleInputs:
                       *(self.scale.experiments[experiments[task]].task for task in tasks))
 
     def policies_before_training(self, kind: str) -> list[str]:
-        """Folders of the policies that one evaluation before reinforcement plays.
+        """Folders of the policies that one evaluation of policies without RL training plays.
 
         Args:
             kind: ``initial`` (each task's initial policy), ``expert``, or ``closed_book`` (search without a retriever).

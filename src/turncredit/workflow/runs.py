@@ -10,7 +10,7 @@ from typing import Literal
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.catalogue import FIGURES, TABLES, UNTRAINED
-from turncredit.workflow.call import Call
+from turncredit.workflow.request import WorkflowRequest
 
 # The files of an experiment's collected runs
 COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json", "episodes.jsonl")
@@ -20,16 +20,16 @@ Source = Literal["fresh", "shipped"]
 
 @dataclass(frozen=True)
 class ScaleRuns:
-    """The runs of one scale in one call. All paths are relative to the clone.
+    """The runs of one scale in one call of the workflow. All paths are relative to the clone.
 
     Attributes:
         scale: its configuration.
-        call: seeds, requested experiments, and whose runs are plotted.
+        request: seeds, requested experiments, and whose runs are plotted.
         root: the clone.
     """
 
     scale: Scale
-    call: Call
+    request: WorkflowRequest
     root: Path = Path()
     # Decided once: Snakemake evaluates parameters again after training, when more runs exist than at planning.
     _sources: dict[str, Source | None] = field(default_factory=dict)
@@ -41,11 +41,11 @@ class ScaleRuns:
 
     def seeds(self, experiment: str) -> int:
         """Training seeds of each arm of an experiment."""
-        seeds = self.call.seeds
+        seeds = self.request.seeds
         return (seeds.get(experiment) if isinstance(seeds, Mapping) else seeds) or self.scale.seeds_of(experiment)
 
     def untrained_policies(self) -> list[str]:
-        """Policies that are evaluated and not trained: those before reinforcement, and pretrained checkpoints."""
+        """Policies that are evaluated and not trained: those without RL training, and pretrained checkpoints."""
         expert = [] if self.scale.warm_start is None else ["expert"]
         return ["initial", *expert, "closed_book", *self.scale.checkpoints]
 
@@ -99,13 +99,13 @@ class ScaleRuns:
         return self._sources[experiment]
 
     def _choose_source(self, experiment: str) -> Source | None:
-        requested = experiment == UNTRAINED or self.call.requests(experiment)
-        if self.call.runs == "shipped":
+        requested = experiment == UNTRAINED or self.request.includes(experiment)
+        if self.request.runs == "shipped":
             if requested and not self.is_shipped(experiment):
                 raise DataError(f"results/shipped/{self.scale.name}/{experiment}: no runs are shipped",
                                 "use --config runs=auto")
         elif self._is_complete(experiment) or (
-                requested and (self.call.runs == "fresh" or not self.is_shipped(experiment))):
+                requested and (self.request.runs == "fresh" or not self.is_shipped(experiment))):
             return "fresh"
         return "shipped" if self.is_shipped(experiment) else None
 

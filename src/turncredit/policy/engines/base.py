@@ -59,7 +59,7 @@ class Engine(Protocol):
             contexts: token ids, none empty; contexts may be equal.
             seeds: one per context; a sample depends on its context and its seed, not on the batch.
                 None decodes greedily.
-            max_tokens: of one turn, at least 1.
+            max_tokens: limit of the tokens sampled per context, at least 1.
             temperature: above 0; greedy decoding reports its log-probabilities at this temperature too.
             stop_tags: texts.
 

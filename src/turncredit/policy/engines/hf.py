@@ -35,7 +35,7 @@ class HFEngine:
 
     Args:
         model: sampled from; it may be trained between calls.
-        codec: of the policy.
+        codec: encodes and decodes with the policy's tokenizer.
 
     Raises:
         ConfigError: a layer has another kind of attention.

@@ -39,14 +39,14 @@ def make_engine(config: EngineConfig, codec: Codec, *, policy: str | Path, model
 
     Args:
         config: kind and mode of the engine.
-        codec: of the policy.
+        codec: encodes and decodes with the policy's tokenizer.
         policy: folder or hub id of the weights and tokenizer that vLLM starts with.
         model: returns the trainer's model, for transformers' engine.
         window: largest number of tokens of a context and its turn together: ``task.max_context_tokens``.
         device: ``cpu`` or ``cuda``.
-        precision: that vLLM computes in.
+        precision: number type of vLLM's computation, ``float32`` or ``bfloat16``.
         folder: the run's checkpoints; logs and addresses of servers are written there.
-        local_rank, local_world_size: of this process, among those of the run on this machine.
+        local_rank, local_world_size: rank from 0 and number of the run's processes on this machine.
 
     Raises:
         ConfigError: vLLM is not installed, or cannot run this policy with these settings.
@@ -80,10 +80,10 @@ class EngineGroup:
     """The processes of a run on one machine that share a vLLM, as one of them sees them.
 
     Attributes:
-        index: of the group, from 0.
+        index: number of the group on this machine, from 0.
         size: number of processes; a single one runs vLLM in child processes.
         is_leader: this process starts the vLLM.
-        gpus, first_gpu: of the vLLM, counted among the job's GPUs on this machine.
+        gpus, first_gpu: number of GPUs that vLLM uses, and the first one's index among the job's on this machine.
         is_server: the vLLM is a server.
     """
 
@@ -159,7 +159,7 @@ def device_variables(count: int, first: int, device: str) -> dict[str, str]:
 
 
 def weight_path(folder: Path) -> Path:
-    """Return the folder that hands a run's weights to vLLM: in shared memory, named after the run's ``folder``."""
+    """Return the folder from which vLLM loads a run's weights: in shared memory, named by a hash of ``folder``."""
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return SHARED_MEMORY / f"turncredit-{name}" if SHARED_MEMORY.is_dir() else folder / "weights-for-vllm"
 

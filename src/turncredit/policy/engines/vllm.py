@@ -28,7 +28,7 @@ T = TypeVar("T")
 MIN_TEMPERATURE = 0.01  # below it vLLM replaces the temperature
 MIN_LOGPROB = -9999.0  # vLLM's servers write this for NaN and -inf; no sampled token is so unlikely
 WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
-RESET_ATTEMPTS, RESET_PAUSE_S = 50, 0.02  # its core learns a little late that a turn has ended with a tag
+RESET_ATTEMPTS, RESET_PAUSE_S = 50, 0.02  # its core registers with a delay that a turn has ended with a tag
 INITIAL_VERSION = "default"  # vLLM's name for the weights that it started with
 
 
@@ -38,9 +38,9 @@ class Completion:
 
     Attributes:
         ids: the sampled ids, including the one that ended it.
-        logprobs: of each id, as sampled.
+        logprobs: one log-probability per id, at the sampling temperature.
         reason: why it ended, in vLLM's words.
-        versions: of the weights that sampled it, in order (see ``Backend.set_version``).
+        versions: versions of the weights that sampled the ids, in order (see ``Backend.set_version``).
     """
 
     ids: tuple[int, ...]
@@ -103,14 +103,14 @@ class VLLMEngine:
 
     Args:
         backend: started here.
-        codec: of the policy.
+        codec: encodes and decodes with the policy's tokenizer.
         window: largest number of tokens of a context and its turn together.
-        folder: hands weights given by name to vLLM.
-        sleep_level: of ``sleep``: 0 does nothing, 1 and 2 as in ``Backend.sleep``. After level 2 new
+        folder: weights given by name are written here, and vLLM loads them.
+        sleep_level: what ``sleep`` does: 0 nothing, 1 and 2 as in ``Backend.sleep``. After level 2 new
             weights must be given before the next turn.
         shared: other processes of the run use this vLLM too. They take part in each rollout and in each
             change of the weights together.
-        is_leader: of the processes that share it, this one updates the weights and sends vLLM to sleep.
+        is_leader: this process, alone among those that share vLLM, updates its weights and puts it to sleep.
 
     Raises:
         ConfigError, ProcessError: vLLM cannot be started.

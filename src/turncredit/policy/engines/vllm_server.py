@@ -27,6 +27,8 @@ from turncredit.policy.engines.vllm_process import TORCHRUN_VARIABLES, signals_b
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 START_S = 900.0  # a large model compiles and captures CUDA graphs first
 POLL_S = 0.2
+_REQUEST_TIMEOUT_S = 3600.0  # longer than any turn, its time in the queue included
+_TAIL_LINES = 5
 _REMEDY = "read the server's log; then run the same command again"
 
 
@@ -35,14 +37,12 @@ class ServerBackend:
 
     Args:
         address: ``unix:/path/of/a/socket`` or ``http://host:port``.
-        timeout_s: of one request: the longest turn, including its time in the queue.
-        transport: of the HTTP client; None: made for the address.
+        transport: carries the HTTP requests; None: the network or the socket, by ``address``.
     """
 
-    def __init__(self, address: str, *, timeout_s: float = 3600.0,
-                 transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(self, address: str, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self.address = address
-        self._timeout_s, self._transport = timeout_s, transport
+        self._transport = transport
 
     async def start(self) -> None:
         """See ``Backend``.
@@ -55,7 +55,7 @@ class ServerBackend:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         transport = self._transport or httpx.AsyncHTTPTransport(uds=socket if local else None, limits=limits)
         self._http = httpx.AsyncClient(base_url="http://vllm" if local else self.address, transport=transport,
-                                       timeout=httpx.Timeout(self._timeout_s, connect=10.0), trust_env=False)
+                                       timeout=httpx.Timeout(_REQUEST_TIMEOUT_S, connect=10.0), trust_env=False)
         await self._request("GET", "/health")
 
     async def complete(self, context: Sequence[int], parameters: dict[str, Any]) -> Completion:
@@ -137,18 +137,16 @@ def server_command(options: Mapping[str, Any], socket: Path) -> list[str]:
 
 
 @contextmanager
-def running_server(options: Mapping[str, Any], environment: Mapping[str, str], log: Path,
-                   start_s: float = START_S) -> Iterator[str]:
+def running_server(options: Mapping[str, Any], environment: Mapping[str, str], log: Path) -> Iterator[str]:
     """Run a vLLM server while the block runs; yield its address.
 
     Args:
         options: vLLM's engine arguments.
         environment: additional environment variables of the server.
         log: file of the server's output.
-        start_s: seconds that the server may take to start.
 
     Raises:
-        ProcessError: it ends, or does not respond in time.
+        ProcessError: it ends, or does not respond within ``START_S`` seconds.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(TORCHRUN_VARIABLES)}
     variables = {
@@ -163,7 +161,7 @@ def running_server(options: Mapping[str, Any], environment: Mapping[str, str], l
                 [sys.executable, "-m", "turncredit.child_process", *server_command(options, socket)], env=variables,
                 stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            _wait_for(wrapper, socket, log, start_s)
+            _wait_for(wrapper, socket, log)
             yield f"unix:{socket}"
         finally:
             assert wrapper.stdin is not None
@@ -175,8 +173,8 @@ def running_server(options: Mapping[str, Any], environment: Mapping[str, str], l
                 wrapper.wait()
 
 
-def _wait_for(wrapper: subprocess.Popen[bytes], socket: Path, log: Path, start_s: float) -> None:
-    end = time.monotonic() + start_s
+def _wait_for(wrapper: subprocess.Popen[bytes], socket: Path, log: Path) -> None:
+    end = time.monotonic() + START_S
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://vllm", timeout=5.0) as http:
         while True:
             if wrapper.poll() is not None:
@@ -188,10 +186,10 @@ def _wait_for(wrapper: subprocess.Popen[bytes], socket: Path, log: Path, start_s
             except httpx.HTTPError:
                 pass  # it does not listen yet
             if time.monotonic() > end:
-                raise ProcessError(f"the vLLM server did not respond within {start_s:.0f} s; the end of {log}:\n"
+                raise ProcessError(f"the vLLM server did not respond within {START_S:.0f} s; the end of {log}:\n"
                                    f"{_tail(log)}", "fix the cause, then run the same command again")
             time.sleep(POLL_S)
 
 
-def _tail(log: Path, lines: int = 5) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])

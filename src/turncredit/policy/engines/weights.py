@@ -33,12 +33,12 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """The folder through which a trainer hands weights to vLLM.
+    """The folder in which a trainer writes weights for vLLM to load.
 
     Attributes:
         path: contains one folder per version; only the newest is kept.
         policy: folder or hub id that vLLM started with; all later weights must have its names and shapes.
-        dtype: that vLLM computes in.
+        dtype: number type of the weights that are written and of vLLM's computation.
         is_writer: this process writes; exactly one of the processes that share ``path`` does.
     """
 

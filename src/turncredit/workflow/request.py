@@ -1,4 +1,4 @@
-"""The ``--config`` of one Snakemake call: which scale, seeds, experiments, and whose runs are plotted."""
+"""The ``--config`` of a Snakemake call: which scale, seeds and experiments, and which runs are plotted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEYS = ("scale", "seeds", "runs", "experiments")
 
 
 def typed(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ``--config`` in the types that ``workflow/schemas/config.schema.json`` wants.
+    """The values of ``--config`` in the types of ``workflow/schemas/config.schema.json``.
 
     On the command line a single experiment is a text, and the numbers inside a mapping stay text.
 
@@ -35,8 +35,8 @@ def typed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the workflow.
+class WorkflowRequest:
+    """What one call of the workflow requests.
 
     Attributes:
         scale: name of ``config/<scale>.yaml``.
@@ -52,8 +52,8 @@ class Call:
     experiments: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], scales: Mapping[str, Scale]) -> Call:
-        """The call with this (typed and validated) ``--config``.
+    def of(cls, config: Mapping[str, Any], scales: Mapping[str, Scale]) -> WorkflowRequest:
+        """Make the request of a (typed and validated) ``--config``.
 
         Raises:
             ConfigError: no such scale, or no such experiment at it.
@@ -68,6 +68,6 @@ class Call:
                                   nearest(experiment, known))
         return cls(name, config["runs"], seeds, None if experiments is None else tuple(experiments))
 
-    def requests(self, experiment: str) -> bool:
-        """Whether this call requests an experiment."""
+    def includes(self, experiment: str) -> bool:
+        """Whether an experiment is requested."""
         return self.experiments is None or experiment in self.experiments
