@@ -18,7 +18,9 @@ rule evaluate:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: settings_hash(run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()),
+        settings=lambda w: settings_hash(
+            run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()
+        ),
     message:
         "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
     shell:
@@ -40,7 +42,9 @@ rule evaluate_imported:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: settings_hash(run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()),
+        settings=lambda w: settings_hash(
+            run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()
+        ),
     message:
         "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed} (imported)"
     shell:
@@ -81,7 +85,9 @@ rule evaluate_checkpoint:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: settings_hash(SCALES[w.scale].experiments[SCALES[w.scale].checkpoint(w.checkpoint).experiment].task),
+        settings=lambda w: settings_hash(
+            SCALES[w.scale].experiments[SCALES[w.scale].checkpoint(w.checkpoint).experiment].task
+        ),
     message:
         "evaluate: the pretrained checkpoint {wildcards.checkpoint}"
     shell:

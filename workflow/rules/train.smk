@@ -23,7 +23,9 @@ rule train:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
-        settings=lambda w: settings_hash(run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()),
+        settings=lambda w: settings_hash(
+            run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()
+        ),
     message:
         "train: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
     shell:
