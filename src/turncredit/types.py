@@ -177,7 +177,7 @@ class Group:
 
     Attributes:
         transcripts: L leaves, all of the same item.
-        node_L_K: ragged, one tuple a leaf, one number a turn.
+        node_L_K: ragged, one tuple per leaf with one number per turn.
     """
 
     transcripts: tuple[Transcript, ...]

@@ -1,16 +1,19 @@
-"""Turn-level credit assignment: per-turn rewards in, per-token advantages out. Pure; an algorithm a file.
+"""Turn-level credit assignment: per-turn rewards in, per-token advantages out. Pure functions; one file per algorithm.
 
-========================  ==========================  =========================================
-equation                  function                    algorithm
-========================  ==========================  =========================================
-Eq. 2, 9                  ``placement``               where rewards are placed: M1, M2, M3
-Eq. 4                     ``grpo.group_zscore``       GRPO-OR (terminal), GRPO-MR (delayed)
-Eq. 5-6, 12               ``mt_grpo.turn_advantages`` MT-GRPO (per turn)
-Eq. 10                    ``mt_grpo.intermediate_advantages``
-Eq. 11                    ``mt_grpo.outcome_advantages``
-Eq. 8                     ``gae.gae``                 PPO-OR, PPO-MR, MT-PPO
-Eq. 1, 3, 7               ``turncredit.losses``       the clipped surrogate of all of them
-========================  ==========================  =========================================
+Where each equation of the paper is computed:
 
-``registry`` lists the estimators. A new one is a file here and a line there: CONTRIBUTING.md adds RLOO.
+- Eq. 1: ``losses.policy_loss``, for episodes of one turn
+- Eq. 2: ``placement.discounted_return``
+- Eq. 3: ``losses.policy_loss``, with the weights of ``base.leaf_weights`` (GRPO)
+- Eq. 4: ``grpo.group_zscore`` (GRPO-OR, GRPO-MR)
+- Eq. 5: ``mt_grpo.turn_advantages``, first turn of two
+- Eq. 6: ``mt_grpo.turn_advantages``, second turn of two
+- Eq. 7: ``losses.policy_loss`` (PPO)
+- Eq. 8: ``gae.gae`` (PPO-OR, PPO-MR, MT-PPO)
+- Eq. 9: ``placement.place_on_tokens``, after ``placement.place_on_turns``
+- Eq. 10: ``mt_grpo.intermediate_advantages`` (MT-GRPO)
+- Eq. 11: ``mt_grpo.outcome_advantages`` (MT-GRPO)
+- Eq. 12: ``mt_grpo.turn_advantages`` (MT-GRPO)
+
+``registry`` lists the estimators. A new one is a file here and a line there; CONTRIBUTING.md shows it with RLOO.
 """

@@ -1,4 +1,4 @@
-"""episodes.jsonl: a few whole episodes of a run, one group of episodes a line.
+"""episodes.jsonl: a few whole episodes of a run, one group of episodes per line.
 
 A line holds everything that a reader needs to see what happened: the prompt, the tokens of every turn,
 what the environment appended, why the episode ended, and its rewards under every content.
@@ -74,7 +74,7 @@ class GroupRecord:
         item: its fields, where it is a dataclass.
         prompt: the prompt as the model reads it.
         prompt_tokens: its length.
-        episodes: one record a leaf.
+        episodes: one record for each leaf.
     """
 
     run: dict[str, Any]

@@ -7,8 +7,7 @@ job, whose processes die with it), and ``{index}/server/job/`` for a server that
     server.json     address of the last server; it may be dead, so check its /health
     server.lock     held while a server is looked up, started or withdrawn, and while leases are taken
     leases/         a file per user
-    server.log      output of the server
-    job             id of the last submitted job
+    server.log, job output of the server; id of the last submitted job
 """
 
 from __future__ import annotations

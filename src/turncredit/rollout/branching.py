@@ -10,7 +10,7 @@ def branching_of(rollout: Rollout, max_turns: int, training: TrainingConfig) -> 
     """Turns sampled from each state, ``branching_K``, one number for each turn.
 
     Args:
-        rollout: ``single``: one chain a question. ``chains``: ``group_size`` chains, which branch at the
+        rollout: ``single``: one chain per question. ``chains``: ``group_size`` chains, which branch at the
             first turn only. ``tree``: every turn but the last branches into ``tree_branching``
             (appendix D). A tree of two turns branches at the first turn only, so it is ``group_size``
             chains and costs what they cost.

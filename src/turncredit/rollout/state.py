@@ -100,7 +100,7 @@ def check_branching(branching: Sequence[int], task: Task) -> None:
 
 
 def start(items: Sequence[Item], task: Task, codec: Codec) -> list[State]:
-    """The states before the first turn, one an item.
+    """The states before the first turn, one per item.
 
     Raises:
         ConfigError: an item's prompt leaves no room for a turn.

@@ -37,7 +37,7 @@ def format_question(question: str) -> str:
 def format_passages(
     documents: Sequence[Document], tag: str, max_tokens: int, count_tokens: CountTokens, cut: CutTokens
 ) -> Observation:
-    """Passages between ``<tag>`` and ``</tag>``, one a line, in at most ``max_tokens`` tokens.
+    """Passages between ``<tag>`` and ``</tag>``, one per line, in at most ``max_tokens`` tokens.
 
     The budget cuts from the end: the first passage that is too long is cut between words (between
     characters if it is a single word) and later passages are dropped; the closing tag always stays.
