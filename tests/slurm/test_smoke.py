@@ -27,7 +27,7 @@ ASKED = {
     "evaluations-ablation": ([60], 4000, 1),
     "evaluations-placement": ([60], 4000, 1),
     "collect": ([30] * 5, 4000, 0),
-    "pages": ([80, 120], 4000, 0),  # twenty of 10 minutes, at most twelve together
+    "pages": ([80, 130], 4000, 0),  # twenty of 10 minutes, at most twelve together
 }
 
 
