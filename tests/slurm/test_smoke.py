@@ -27,7 +27,7 @@ ASKED = {
     "evaluations-ablation": ([60], 4000, 1),
     "evaluations-placement": ([60], 4000, 1),
     "collect": ([30] * 5, 4000, 0),
-    "pages": ([80, 130], 4000, 0),  # twenty of 10 minutes, at most twelve together
+    "pages": ([10] * 21, 4000, 0),  # in two submissions
 }
 
 
@@ -59,8 +59,12 @@ def test_every_page_was_made_from_fresh_runs(finished: SlurmClone) -> None:
 
 
 def test_each_rule_asks_for_its_time(jobs: dict[str, list[dict[str, str]]]) -> None:
-    assert {name: sorted(map(minutes, found)) for name, found in jobs.items()} == {
-        name: time for name, (time, _, _) in ASKED.items()}
+    asked = {name: sorted(map(minutes, found)) for name, found in jobs.items()}
+    pages = asked.pop("pages")
+    assert asked == {name: time for name, (time, _, _) in ASKED.items() if name != "pages"}
+    # At most twelve together, and the audit joins the figure that it waits for, whichever submission has that.
+    assert pages in ([80, 130], [90, 120])
+    assert sum(pages) == sum(ASKED["pages"][0])
 
 
 def test_each_rule_asks_for_its_memory_and_gpus(jobs: dict[str, list[dict[str, str]]]) -> None:
