@@ -157,6 +157,17 @@ def test_an_algorithm_of_unknown_words_is_refused(folder: Path, change: dict[str
     assert says in refusal(folder, TINY).message
 
 
+@pytest.mark.parametrize(("arm", "overrides", "says"), [
+    ("GRPO-OR", {"rollout": "single"}, "overrides: rollout = 'single': estimator 'group' accepts chains, tree"),
+    ("RLOO-OR", {"placement": "per_turn"},
+     "overrides: placement = 'per_turn': estimator 'rloo' accepts terminal, delayed"),
+    ("PPO-OR", {"rollout": "tree"}, "overrides: rollout = 'tree': estimator 'critic' accepts single, chains")])
+def test_overrides_that_an_estimator_does_not_accept_are_refused_when_read(folder: Path, arm: str, overrides: object,
+                                                                          says: str) -> None:
+    error = refusal(folder, changed("experiments.search.arms.mine", {"algorithm": arm, "overrides": overrides}))
+    assert f"experiments.search.arms.mine.{says}" in error.message
+
+
 @pytest.mark.parametrize(("ask", "says"), [
     (("serch", "mine", 0), ["no experiment 'serch' at scale 'tiny'", "did you mean 'search'?"]),
     (("search", "mien", 0), ["no arm 'mien' in experiment 'search'", "did you mean 'mine'?"]),

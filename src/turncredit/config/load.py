@@ -357,6 +357,7 @@ def load_scale(name: str, config_dir: Path = Path("config")) -> Scale:
         scale = Scale.model_validate(raw)
         for experiment, settings in scale.experiments.items():
             for arm in settings.arms:
+                scale.run(experiment, arm, 0)  # resolve every arm, so that its overrides are checked here
                 scale.identical(experiment, arm)
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error, Scale)}",
