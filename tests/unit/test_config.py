@@ -228,7 +228,7 @@ def test_a_twin_that_differs_or_is_not_trained_is_refused(folder: Path, content:
     ("experiments.search.arms.mine.overrides.task.max_turn", "did you mean 'max_turns'?"),
     ("experiments.task.arms.one.overrides.rewards.exact_mach", "did you mean 'exact_match'?"),
     ("experiments.task.arms.one.overrides.rewards.search_cost", "did you mean 'search_answer'?"),  # another task's
-    ("experiments.search.arms.mine.overrides.xyzzy", "known: content, placement, rewards, rollout, task")])
+    ("experiments.search.arms.mine.overrides.xyzzy", "known: content, placement, reading, rewards, rollout, task")])
 def test_an_unknown_key_is_named_with_the_nearest_at_its_level(folder: Path, path: str, says: str) -> None:
     error = refusal(folder, changed(path, 1))
     assert error.message.startswith(f"{folder / 'tiny.yaml'}: unknown key {path}; ")

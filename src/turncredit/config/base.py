@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,9 +20,15 @@ _PYDANTIC_ERRORS = frozenset(get_args(ErrorType))
 
 
 class StrictModel(BaseModel):
-    """A frozen model that refuses unknown keys, NaN and infinity."""
+    """A frozen model that refuses unknown keys, NaN and infinity.
+
+    Attributes:
+        CODE: the values of the keys that ``reading: code`` sets, where the configuration names none
+            (``config.reading``). Their defaults are those of ``reading: text``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    CODE: ClassVar[Mapping[str, Any]] = {}
 
     def hashed_fields(self, *, exclude: AbstractSet[str] = frozenset()) -> dict[str, Any]:
         """The values that decide a hash, as JSON: those that differ from their defaults, at any depth.

@@ -16,6 +16,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 from turncredit.config.algorithm import Algorithm, Content
 from turncredit.config.base import StrictModel, explain, missing, optional, read_mapping, refuse, validate_as
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
+from turncredit.config.reading import Reading, under
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
 from turncredit.config.task import RewardConfig, TaskConfig
@@ -45,6 +46,7 @@ def _as_task(value: Any) -> Any:
 class ArmOverrides(StrictModel):
     """What an arm of an experiment changes beside its algorithm."""
 
+    reading: Reading | None = None
     placement: Placement | None = None
     content: Content | None = None
     rollout: Rollout | None = None
@@ -70,6 +72,7 @@ class Experiment(StrictModel):
     train_on: tuple[str, ...]  # datasets whose train questions are used
     evaluate_on: tuple[str, ...] | None = optional(min_length=1)  # null: all in-domain and out-of-domain sets
     training: TrainingConfig = TrainingConfig()
+    reading: Reading | None = optional()  # null: the scale's
     seeds: int | None = optional(ge=1)  # null: as many as the scale says
     retriever: str | None = optional()  # one of ``retrievers``; null: ``retriever``
     engine: EngineConfig | None = optional()  # null: the scale's
@@ -103,6 +106,7 @@ class Scale(StrictModel):
     """
 
     name: str
+    reading: Reading = "text"  # where the paper's text and its authors' code differ (``config.reading``)
     seeds: int = Field(3, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(1, ge=1)  # torch threads of one training run
@@ -268,16 +272,16 @@ class Scale(StrictModel):
         except ValidationError as error:
             raise ConfigError(f"experiments.{experiment}.arms.{arm}.overrides: {explain(error, Algorithm)}",
                               "change the overrides") from error
-        task = found.task.model_validate(found.task.model_dump() | overrides.task)
-        values = self.rewards[task.name]
-        rewards = values.model_validate(values.model_dump() | overrides.rewards)
+        reading = overrides.reading or found.reading or self.reading
+        task = under(reading, found.task, overrides.task)
+        rewards = under(reading, self.rewards[task.name], overrides.rewards)
         evaluated = self.evaluated(experiment)  # None if it equals all data sets, so that the hash does not change
         return RunConfig(
             scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
             rewards=rewards, train_on=found.train_on, retriever=found.retriever,
             evaluate_on=None if evaluated == self.datasets else evaluated,
-            training=found.training, device=self.device, threads=self.threads, engine=found.engine or self.engine,
-            launch=found.launch or self.launch)
+            training=under(reading, found.training, {}), device=self.device, threads=self.threads,
+            engine=found.engine or self.engine, launch=found.launch or self.launch)
 
     def identical(self, experiment: str, arm: str) -> tuple[str, str]:
         """Where an arm's runs are: itself, or the arm named by ``same_as`` (checked to be identical)."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +12,10 @@ from turncredit.config.base import StrictModel, optional
 
 class TrainingConfig(StrictModel):
     """One training run; the same for every arm of an experiment (equal budgets)."""
+
+    CODE: ClassVar[Mapping[str, Any]] = {
+        "group_std": "sample", "single_member": "raw", "gae_tokens": "response", "loss_aggregation": "token",
+        "weight_decay": 0.01}
 
     steps: int = Field(60, ge=1)
     tokens_per_step: int = Field(2000, ge=1)  # sampled tokens a step, shared turns counted once
@@ -26,6 +31,7 @@ class TrainingConfig(StrictModel):
     critic_warmup_steps: int = Field(1, ge=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.99, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     clip_epsilon: float = Field(0.2, gt=0, lt=1)
     value_clip: float = Field(0.5, gt=0)
@@ -36,6 +42,8 @@ class TrainingConfig(StrictModel):
     gae_lambda: float = Field(1.0, ge=0, le=1)  # lambda of GAE, per sampled token
     alpha: float = Field(1.0, ge=0, le=1)  # weight of A^O in Eq. 5-6 and 12
     group_std: Literal["population", "sample"] = "population"
+    single_member: Literal["zero", "raw"] = "zero"  # advantage in a group of one: 0, or its reward
+    gae_tokens: Literal["sampled", "response"] = "sampled"  # tokens of GAE, whitening and the critic's loss
     loss_aggregation: Literal["sequence", "token"] = "sequence"  # 1/|y_i| of Eq. 3, or token mean
     validate_every: int = Field(10, ge=1)
     checkpoint_every: int = Field(20, ge=1)

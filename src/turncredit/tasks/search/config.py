@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -25,6 +26,8 @@ class SearchConfig(QuestionTaskConfig):
 class SearchRewards(RewardConfig):
     """Values of the search rewards (paper section 5.2); ``content`` decides which of them count."""
 
+    CODE: ClassVar[Mapping[str, Any]] = {"search_charge": "tag", "turn_format": "counts", "hit": "normalised"}
+
     correct: float = 1.0  # R^O: exact match and format right
     format_only: float = 0.2  # R^O: format right, answer wrong
     format_wrong: float = -1.0  # R^O: format wrong
@@ -32,3 +35,6 @@ class SearchRewards(RewardConfig):
     turn_format_right: float = 0.1  # R_format of an intermediate turn
     turn_format_wrong: float = -0.2
     search_cost: float = Field(0.1, ge=0)  # lambda_s: cost of each search so far, every turn
+    search_charge: Literal["executed", "tag"] = "executed"  # what counts as a search: an executed one, or its tag
+    turn_format: Literal["strict", "counts"] = "strict"  # the two blocks alone, or counts and order of tags
+    hit: Literal["raw", "normalised"] = "raw"  # how an accepted answer is looked for in the information
