@@ -22,7 +22,8 @@ LIFT = (0.0, 0.15, 0.1)  # of each rate over exact match
 RATES = ("answer_correct", "format_correct", "retrieval_correct")
 TOP = {  # final exact match, roughly, of each arm
     "GRPO-OR": 0.35, "GRPO-MR": 0.55, "MT-GRPO": 0.6, "PPO-OR": 0.5, "PPO-MR": 0.62, "MT-PPO": 0.8,
-    "lambda-0.0": 0.3, "turns-5": 0.78, "turns-6": 0.79, "merged-per_turn": 0.66, "full-delayed": 0.7}
+    "lambda-0.0": 0.3, "turns-5": 0.78, "turns-6": 0.79, "retrieval-delayed": 0.62,
+    "retrieval-per_turn": 0.66, "full-delayed": 0.7}
 PARTS = {"tool_execution": 0.2, "search_answer": 0.5, "answer_presence": 0.5, "exact_match": 1.0,
          "xml_format": 0.2, "xml_tags": 0.2}
 

@@ -25,9 +25,11 @@ from tests.episodes import (
 )
 from turncredit.config.algorithm import Content
 from turncredit.tasks.plugin import Rewards
+from turncredit.tasks.registry import TASKS as PLUGINS
 from turncredit.tasks.registry import make_reward
 from turncredit.tasks.search.config import QuestionTaskConfig, SearchRewards
 from turncredit.tasks.search.passages import escape_tags, format_passages
+from turncredit.tasks.search.transcripts import retrieved
 from turncredit.tasks.tags import (
     SEARCH,
     TOOL,
@@ -39,8 +41,10 @@ from turncredit.tasks.tags import (
 )
 from turncredit.tasks.tool_search.config import ToolRewards
 from turncredit.tasks.tool_search.protocol import read_call
+from turncredit.tasks.tool_search.rewards import COMPONENTS as TOOL_COMPONENTS
+from turncredit.tasks.tool_search.rewards import xml_format
 from turncredit.text_matching import exact_match, f1, normalise
-from turncredit.types import Document, Transcript, TurnStop
+from turncredit.types import Document, Transcript, Turn, TurnStop
 
 GRAMMARS = st.sampled_from([SEARCH, TOOL])
 TAGS = [f"<{slash}{name}>" for g in (SEARCH, TOOL) for name in g.names for slash in ("", "/")]
@@ -51,13 +55,12 @@ TURNS = SOUP | st.sampled_from([think_search(), think_answer(), reason_tool(), r
 DOCUMENTS = st.lists(st.builds(Document, st.just("d"), SOUP, SOUP), max_size=3)
 TASKS = st.builds(config, st.sampled_from(["search", "tool_search"]), max_turns=st.integers(1, 5),
                   max_invalid_turns=st.integers(1, 3), max_observation_tokens=st.integers(80, 300))
-CONTENTS = st.sampled_from(["outcome", "merged", "full"])
+READINGS = st.sampled_from([SearchRewards(), SearchRewards(**SearchRewards.CODE)])
 
 
 def judge(task: QuestionTaskConfig, episode: Transcript, content: Content = "full",
-          answers: tuple[str, ...] = ("Rome",)) -> Rewards:
-    values = SearchRewards() if task.name == "search" else ToolRewards()
-    return make_reward(task, content, values)(episode, question(*answers))
+          answers: tuple[str, ...] = ("Rome",), values: SearchRewards = SearchRewards()) -> Rewards:
+    return make_reward(task, content, values if task.name == "search" else ToolRewards())(episode, question(*answers))
 
 
 def without_space(text: str) -> str:
@@ -110,37 +113,73 @@ def test_an_episode_ends_within_its_limits_whatever_is_written(
         assert invalid < task.max_invalid_turns
 
 
-@given(TASKS, st.lists(TURNS, min_size=1, max_size=6), st.lists(DOCUMENTS, max_size=6), CONTENTS)
+COUNTED = {  # content -> the components that are paid
+    "search": {"outcome": ["exact_match"], "merged": ["merged"], "retrieval": ["retrieval", "tiers"],
+               "full": ["retrieval", "turn_format", "search_cost", "tiers"]},
+    "tool_search": {"outcome": [*TOOL_COMPONENTS[2:]], "merged": [*TOOL_COMPONENTS], "full": [*TOOL_COMPONENTS]}}
+
+
+@given(TASKS, st.lists(TURNS, min_size=1, max_size=6), st.lists(DOCUMENTS, max_size=6), READINGS)
 def test_rewards_are_whole_bounded_and_conserved(
-        task: QuestionTaskConfig, texts: list[str], found: list[list[Document]], content: Content) -> None:
+        task: QuestionTaskConfig, texts: list[str], found: list[list[Document]], values: SearchRewards) -> None:
     episode = play(task, texts, found)
-    rewards = judge(task, episode, content)
-    assert len(rewards.intermediate_K) == len(episode.turns)
-    assert {*measured(rewards, "answer_correct", "format_correct", "retrieval_correct")} <= {0.0, 1.0}
-    assert rewards.components == judge(task, episode, "outcome").components
-    if task.name == "search":
-        assert rewards.intermediate_K[-1] == 0.0
-        assert rewards.outcome in ((0.0, 1.0) if content == "outcome" else (-1.0, 0.2, 1.0))
-        counted = {"outcome": ["exact_match"], "merged": ["retrieval", "outcome"],
-                   "full": ["retrieval", "turn_format", "search_cost", "outcome"]}[content]
-    else:
-        assert all(value >= 0.0 for value in rewards.components.values())
-        intermediate = [] if content == "outcome" else ["tool_execution", "search_answer"]
-        counted = [*intermediate, "answer_presence", "exact_match", "xml_format", "xml_tags"]
-    total = sum(rewards.components[name] for name in counted)
-    assert sum(rewards.intermediate_K) + rewards.outcome == pytest.approx(total)
+    for content in PLUGINS[task.name].contents:
+        rewards = judge(task, episode, content, values=values)
+        assert len(rewards.intermediate_K) == len(episode.turns)
+        assert {*measured(rewards, "answer_correct", "format_correct", "retrieval_correct")} <= {0.0, 1.0}
+        assert rewards.components == judge(task, episode, "outcome", values=values).components
+        if content in ("outcome", "merged"):
+            assert set(rewards.intermediate_K) == {0.0}
+        if task.name == "search":
+            assert rewards.intermediate_K[-1] == 0.0
+            assert rewards.outcome in {"outcome": (0.0, 1.0), "merged": (0.0, 0.1, 0.2, 0.3, 0.8, 1.0)}.get(
+                content, (-1.0, 0.2, 1.0))
+        else:
+            assert all(value >= 0.0 for value in rewards.components.values())
+        total = sum(rewards.components[name] for name in COUNTED[task.name][content])
+        assert sum(rewards.intermediate_K) + rewards.outcome == pytest.approx(total)
+
+
+@given(st.lists(TURNS, min_size=1, max_size=5), st.lists(TURNS, min_size=1, max_size=5), READINGS)
+def test_a_merged_reward_never_pays_a_wrong_answer_more_than_a_right_one(
+        one: list[str], other: list[str], values: SearchRewards) -> None:
+    task = config(max_turns=5)
+    judged = [judge(task, play(task, texts, [[HIT]] * 5), "merged", values=values) for texts in (one, other)]
+    worse, better = sorted(judged, key=lambda rewards: rewards.metrics["answer_correct"])
+    if worse.metrics["answer_correct"] < better.metrics["answer_correct"]:
+        assert worse.outcome < better.outcome
+
+
+@given(SOUP, SOUP, SOUP.filter(str.strip))
+def test_an_answer_in_a_passage_is_found_however_the_passage_is_formatted(
+        before: str, after: str, answer: str) -> None:
+    passage = Document("d", "T", f"{before} {answer} {after}")
+    observation = format_passages([passage], "information", 10_000, characters, first_characters)
+    assert retrieved(Turn("x", (1,), (-1.0,), TurnStop.TAG, observation), [answer])
+
+
+@given(SOUP)
+def test_the_format_score_of_a_message_is_that_of_the_v1_code(text: str) -> None:
+    """Each tag's content is looked for by itself; a field set is present if any of its tags occurs."""
+    pairs = [re.search(rf"<{name}>\s*(.*?)\s*</{name}>", text, re.DOTALL) for name in ("reasoning", "tool", "answer")]
+    sets = sum(bool(re.search(f"</?({names})>", text)) for names in ("reasoning", "tool|answer"))
+    starts = text.strip().startswith("<reasoning>")
+    ends = bool(re.search(r"</(tool|answer)>\s*$", text))
+    assert xml_format([text], 1.0) == pytest.approx(0.2 * (sets * any(pairs) + 1 + starts + ends))
 
 
 @given(st.sampled_from(["search", "tool_search"]), st.lists(TURNS, min_size=1, max_size=4),
-       st.lists(TURNS, min_size=1, max_size=4), st.lists(TURNS, min_size=1, max_size=4), CONTENTS)
+       st.lists(TURNS, min_size=1, max_size=4), st.lists(TURNS, min_size=1, max_size=4), READINGS)
 def test_an_intermediate_reward_never_depends_on_later_turns(
-        name: str, shared: list[str], one: list[str], other: list[str], content: Content) -> None:
+        name: str, shared: list[str], one: list[str], other: list[str], values: SearchRewards) -> None:
     """Leaves of a tree that share a turn must agree on its R^I to the last digit."""
     task, found = config(name, max_turns=9, max_invalid_turns=9), [[HIT]] * 9
     first, second = play(task, shared + one, found), play(task, shared + other, found)
     if len(first.turns) > len(shared) and len(second.turns) > len(shared):
         k = len(shared)
-        assert judge(task, first, content).intermediate_K[:k] == judge(task, second, content).intermediate_K[:k]
+        for content in PLUGINS[name].contents:
+            mine, theirs = (judge(task, leaf, content, values=values) for leaf in (first, second))
+            assert mine.intermediate_K[:k] == theirs.intermediate_K[:k]
 
 
 @given(DOCUMENTS, st.integers(60, 200), GRAMMARS)

@@ -383,4 +383,4 @@ def test_every_number_is_held_to_a_range_and_every_range_is_held() -> None:
 
 def test_the_defaults_are_in_range() -> None:
     assert TrainingConfig.model_validate(TrainingConfig().model_dump()) == TrainingConfig()
-    assert set(get_args(Content)) == {"outcome", "merged", "full"}
+    assert set(get_args(Content)) == {"outcome", "merged", "retrieval", "full"}

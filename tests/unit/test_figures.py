@@ -176,7 +176,7 @@ def test_final_scores_and_effects_are_their_statistics(results: Results, drawn: 
     scores = found.final("answer_correct", results.scale.in_domain)
     assert mine[mine["series"] == "IQM"]["value"].item() == statistics.iqm(scores).value
     assert sorted(mine[mine["series"] == "seed"]["value"]) == sorted(scores.mean(axis=1))
-    assert "merged content (n = 3)" in words(drawn["placement_effect"][0])
+    assert "retrieval content (n = 3)" in words(drawn["placement_effect"][0])
     effects = drawn["placement_effect"][1]
     assert effects[effects["panel"] == "effects on exact match"]["item"].nunique() == 8
 

@@ -123,10 +123,10 @@ def test_the_effects_of_placement_and_content_add_up(results: Results) -> None:
         return float(arm.final("answer_correct", results.datasets).mean())
 
     assert number["placement, content full"] == pytest.approx(score("full", "per_turn") - score("full", "delayed"))
-    assert number["both at once, as in the paper"] == pytest.approx(
+    assert number["both at once"] == pytest.approx(
         number["placement, mean of both"] + number["content, mean of both"])
     assert number["interaction"] == pytest.approx(
-        number["placement, content full"] - number["placement, content merged"])
+        number["placement, content full"] - number["placement, content retrieval"])
 
 
 def test_an_unknown_table_names_the_nearest(results: Results, reported: Reported) -> None:

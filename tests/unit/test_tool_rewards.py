@@ -37,10 +37,11 @@ def test_a_perfect_episode_earns_every_maximum() -> None:
 def test_contents() -> None:
     episode = play(TWO, [reason_tool(), reason_answer()], [[HIT]])
     outcome, merged, full = (judge(episode, content) for content in ("outcome", "merged", "full"))
-    assert merged == full
-    assert outcome.intermediate_K == (0.0, 0.0)
+    assert outcome.intermediate_K == merged.intermediate_K == (0.0, 0.0)
     assert (outcome.outcome, outcome.components) == (full.outcome, full.components)
-    assert sum(full.intermediate_K) + full.outcome == pytest.approx(sum(full.components.values()))
+    assert merged.outcome == pytest.approx(2.6)
+    assert merged.outcome == pytest.approx(sum(full.components.values()))
+    assert merged.outcome == pytest.approx(sum(full.intermediate_K) + full.outcome)
 
 
 def test_a_text_without_tags_earns_the_spacing_credit_alone() -> None:
@@ -125,6 +126,11 @@ def test_a_result_without_the_answer() -> None:
     ("so <reasoning>r</reasoning><answer>a</answer>", 0.4 + 0.2 + 0.2),
     ("<reasoning>r</reasoning><answer>a</answer> so", 0.4 + 0.2 + 0.2),
     ("<reasoning>r", 0.2 + 0.2),
+    ("<reasoning>r<answer>a</answer>", 0.4 + 0.2 + 0.2 + 0.2),  # beside a pair, one tag of a field set is enough
+    ("<reasoning>r</reasoning></tool>", 0.4 + 0.2 + 0.2 + 0.2),
+    ("<reasoning>r</reasoning><tool>t", 0.4 + 0.2 + 0.2),
+    ("</reasoning><answer>a", 0.2),  # no pair
+    ("</answer>a<answer>", 0.2),
     ("none", 0.2),
     ("", 0.2),
 ])

@@ -13,7 +13,7 @@ from turncredit.config.base import StrictModel
 from turncredit.credit.registry import ESTIMATORS, ROLLOUTS, Placement, Rollout
 from turncredit.errors import nearest
 
-Content = Literal["outcome", "merged", "full"]
+Content = Literal["outcome", "merged", "retrieval", "full"]
 CONTENTS: tuple[Content, ...] = get_args(Content)
 
 

@@ -254,7 +254,7 @@ class Scale(StrictModel):
         """Resolve one training run.
 
         Raises:
-            ConfigError: no such experiment or arm at this scale, or a negative seed.
+            ConfigError: no such experiment or arm at this scale, a negative seed, or overrides that do not fit.
         """
         if experiment not in self.experiments:
             raise ConfigError(f"no experiment {experiment!r} at scale {self.name!r}",
@@ -272,6 +272,9 @@ class Scale(StrictModel):
         except ValidationError as error:
             raise ConfigError(f"experiments.{experiment}.arms.{arm}.overrides: {explain(error, Algorithm)}",
                               "change the overrides") from error
+        if algorithm.content not in (known := plugin_of(found.task.name).contents):
+            raise ConfigError(f"experiments.{experiment}.arms.{arm}: task {found.task.name!r} has no content "
+                              f"{algorithm.content!r}", f"use {', '.join(known)}")
         reading = overrides.reading or found.reading or self.reading
         task = under(reading, found.task, overrides.task)
         rewards = under(reading, self.rewards[task.name], overrides.rewards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 
-from turncredit.config.algorithm import CONTENTS, Content
+from turncredit.config.algorithm import Content
 from turncredit.config.load import RunConfig
 from turncredit.episodes.records import EpisodeRecord, GroupRecord, RewardRecord, Source, record_turn
 from turncredit.evaluation import Episode
@@ -40,7 +40,7 @@ def label_of(episode: Episode, plugin: TaskPlugin) -> str:
 
 
 class EpisodeRecorder:
-    """Records episodes of one run with their rewards under every content.
+    """Records episodes of one run with their rewards under every content of the task.
 
     Args:
         config: the run.
@@ -51,7 +51,7 @@ class EpisodeRecorder:
         self._config, self._codec = config, codec
         self._plugin = plugin_of(config.task.name)
         self._reward_of: Mapping[Content, RewardFunction] = {
-            content: make_reward(config.task, content, config.rewards) for content in CONTENTS}
+            content: make_reward(config.task, content, config.rewards) for content in self._plugin.contents}
 
     def training(self, step: int, groups: Sequence[Group], episodes: Sequence[Sequence[Episode]]) -> list[GroupRecord]:
         """One group of a training step; among those whose rewards differ, if there are any.

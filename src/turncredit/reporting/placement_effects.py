@@ -6,17 +6,19 @@ from turncredit.reporting import statistics
 from turncredit.reporting.scores import ArmRuns, Results
 from turncredit.reporting.statistics import Estimate
 
-_MERGED_DELAYED, _MERGED_PER_TURN = ("merged", "delayed"), ("merged", "per_turn")  # (content, placement)
+_RETRIEVAL_DELAYED, _RETRIEVAL_PER_TURN = ("retrieval", "delayed"), ("retrieval", "per_turn")  # (content, placement)
 _FULL_DELAYED, _FULL_PER_TURN = ("full", "delayed"), ("full", "per_turn")
 _WEIGHTS: dict[str, dict[tuple[str, str], float]] = {
-    "placement, content merged": {_MERGED_PER_TURN: 1, _MERGED_DELAYED: -1},
+    "placement, content retrieval": {_RETRIEVAL_PER_TURN: 1, _RETRIEVAL_DELAYED: -1},
     "placement, content full": {_FULL_PER_TURN: 1, _FULL_DELAYED: -1},
-    "content, placement delayed": {_FULL_DELAYED: 1, _MERGED_DELAYED: -1},
-    "content, placement per-turn": {_FULL_PER_TURN: 1, _MERGED_PER_TURN: -1},
-    "placement, mean of both": {_MERGED_PER_TURN: .5, _MERGED_DELAYED: -.5, _FULL_PER_TURN: .5, _FULL_DELAYED: -.5},
-    "content, mean of both": {_FULL_DELAYED: .5, _MERGED_DELAYED: -.5, _FULL_PER_TURN: .5, _MERGED_PER_TURN: -.5},
-    "interaction": {_FULL_PER_TURN: 1, _FULL_DELAYED: -1, _MERGED_PER_TURN: -1, _MERGED_DELAYED: 1},
-    "both at once, as in the paper": {_FULL_PER_TURN: 1, _MERGED_DELAYED: -1}}
+    "content, placement delayed": {_FULL_DELAYED: 1, _RETRIEVAL_DELAYED: -1},
+    "content, placement per-turn": {_FULL_PER_TURN: 1, _RETRIEVAL_PER_TURN: -1},
+    "placement, mean of both": {
+        _RETRIEVAL_PER_TURN: .5, _RETRIEVAL_DELAYED: -.5, _FULL_PER_TURN: .5, _FULL_DELAYED: -.5},
+    "content, mean of both": {
+        _FULL_DELAYED: .5, _RETRIEVAL_DELAYED: -.5, _FULL_PER_TURN: .5, _RETRIEVAL_PER_TURN: -.5},
+    "interaction": {_FULL_PER_TURN: 1, _FULL_DELAYED: -1, _RETRIEVAL_PER_TURN: -1, _RETRIEVAL_DELAYED: 1},
+    "both at once": {_FULL_PER_TURN: 1, _RETRIEVAL_DELAYED: -1}}
 
 
 def placement_arms(results: Results) -> dict[tuple[str, str], ArmRuns | None]:

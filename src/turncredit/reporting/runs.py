@@ -23,6 +23,7 @@ from turncredit.episodes.records import GroupRecord, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
+from turncredit.reporting.former import manifests_now, rows_now
 from turncredit.reporting.schema import (
     RUN,
     Schema,
@@ -119,13 +120,13 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
     """
     experiment = folder.name
     tasks = _tasks(experiment, scale)
-    evaluation = _read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks)))
+    evaluation = rows_now(_read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks))))
     _same_questions(evaluation, folder / "evaluation.csv.gz")
     if experiment == UNTRAINED:
         return Runs(UNTRAINED, _no_metrics(), evaluation, {}, source)
-    manifests = _read_json(folder / "manifests.json")
+    manifests = manifests_now(_read_json(folder / "manifests.json"), experiment)
     trained = {key for key, manifest in manifests.items() if not _evaluated_only(manifest)}
-    metrics = _read(folder / "metrics.csv", collected(metrics_schema(tasks))) if trained else _no_metrics()
+    metrics = rows_now(_read(folder / "metrics.csv", collected(metrics_schema(tasks)))) if trained else _no_metrics()
     for file, frame, keys in (("metrics.csv", metrics, trained), ("evaluation.csv.gz", evaluation, {*manifests})):
         if strangers := set(frame["experiment"]) - {experiment}:
             raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", mending(folder / file, _COLLECT))

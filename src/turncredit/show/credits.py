@@ -20,7 +20,7 @@ def all_credits(algorithms: Mapping[str, Algorithm], training: TrainingConfig, g
         algorithms: by name; their rollout plays no part, since the episodes are given.
         training: the run's settings.
         group: the episodes of one question.
-        rewards_of: content -> rewards of each leaf.
+        rewards_of: content -> rewards of each leaf, for the contents that the task has.
     """
     return {name: make_estimator(algorithm, training).turn_credits(group, rewards_of[algorithm.content])
-            for name, algorithm in algorithms.items()}
+            if algorithm.content in rewards_of else None for name, algorithm in algorithms.items()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from turncredit.config.algorithm import Content
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.task import RewardConfig, TaskConfig
 from turncredit.errors import TaskError
@@ -162,6 +163,7 @@ class TaskPlugin:
         tags: names of its tags, each of which becomes one token of a tokenizer trained here.
         metrics: what it measures, in the order of the columns.
         components: names of its reward components, in the order of the columns.
+        contents: the reward contents that it has.
         columns: further columns of evaluation.csv, and what their cells hold.
         stop_reasons: how its episodes end, in the order of the columns.
         datasets: its own data sets; empty: the question sets of the scale.
@@ -179,6 +181,7 @@ class TaskPlugin:
     metrics: tuple[Metric, ...]
     components: tuple[str, ...]
     columns: Mapping[str, Cell]
+    contents: tuple[Content, ...] = ("outcome", "merged", "full")
     stop_reasons: tuple[StopReason, ...] = (StopReason.ANSWERED, StopReason.TURN_LIMIT, StopReason.CONTEXT_OVERFLOW,
                                             StopReason.INVALID_LIMIT)
     datasets: tuple[str, ...] = ()

@@ -34,12 +34,14 @@ def make_reward(task: TaskConfig, content: Content, values: RewardConfig) -> Rew
     """The reward function of a task, in which the components of ``content`` count.
 
     Raises:
-        ConfigError: the values belong to another task.
+        ConfigError: the values belong to another task, or the task has no such content.
     """
     plugin = plugin_of(task.name)
     if not isinstance(values, plugin.rewards):
         raise ConfigError(f"the rewards of task {task.name!r} cannot be computed with {type(values).__name__}",
                           f"pass {plugin.rewards.__name__}")
+    if content not in plugin.contents:
+        raise ConfigError(f"task {task.name!r} has no content {content!r}", f"use {', '.join(plugin.contents)}")
     return plugin.make_reward(content, values)
 
 

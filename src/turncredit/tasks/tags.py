@@ -30,6 +30,7 @@ How doubtful text is read:
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turncredit.types import Turn
@@ -149,6 +150,17 @@ def intermediate_turn_format(turn: Turn, grammar: Grammar = SEARCH) -> bool:
     """
     succeeded = bool(turn.observation.text) and turn.observation.error is None
     return succeeded and _is_sequence(turn.text, grammar, grammar.call)
+
+
+def has_each_once(text: str, names: Sequence[str]) -> bool:
+    """Whether each tag opens once and closes once and the opening tags stand in this order; other text is free.
+
+    >>> has_each_once("So <think> a </think> and <answer> b </answer>.", ("think", "answer"))
+    True
+    """
+    once = all(text.count(f"<{slash}{name}>") == 1 for name in names for slash in ("", "/"))
+    places = [text.find(f"<{name}>") for name in names]
+    return once and places == sorted(places)
 
 
 def _is_sequence(text: str, grammar: Grammar, action: str) -> bool:

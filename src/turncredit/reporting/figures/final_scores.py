@@ -18,7 +18,7 @@ from turncredit.reporting.scores import METRIC_LABELS, Results
 from turncredit.reporting.statistics import Estimate
 
 _PLACEMENTS = ("delayed", "per_turn")
-_CONTENTS = ("merged", "full")
+_CONTENTS = ("retrieval", "full")
 
 
 def placement_effect(results: Results) -> tuple[Figure, pd.DataFrame]:

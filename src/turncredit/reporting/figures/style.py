@@ -51,7 +51,7 @@ LOOKS: Mapping[str, Look] = {
     "GRPO-OR": Look(VERMILION, "o", "--"), "GRPO-MR": Look(BLUE, "s", "--"), "MT-GRPO": Look(GREEN, "^", "--"),
     "lambda-0.1": Look(GREEN, "^"), "lambda-0.0": Look(VERMILION, "o", "--"),
     "turns-5": Look(BLUE, "s", "--"), "turns-6": Look(PURPLE, "D", "-."),
-    "merged": Look(BLUE, "s"), "full": Look(GREEN, "^"),
+    "retrieval": Look(BLUE, "s"), "full": Look(GREEN, "^"),
     "initial": Look(GREY, "x", ":"), "expert": Look(GREY, "+", ":")}
 
 

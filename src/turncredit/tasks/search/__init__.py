@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
+from turncredit.config.algorithm import CONTENTS
 from turncredit.data.questions import read_split
 from turncredit.tasks.env import Service
 from turncredit.tasks.plugin import ServiceSettings, TaskPlugin
@@ -32,4 +33,4 @@ TASK = TaskPlugin(
     name="search", config=SearchConfig, rewards=SearchRewards, make_task=make_task, make_reward=SearchReward,
     open_services=open_services, read_items=read_split, tags=("think", "search", "information", "answer"),
     metrics=METRICS, components=COMPONENTS, columns={"hops": "count", "prediction": "text"},
-    demonstrations=DEMONSTRATIONS)
+    contents=CONTENTS, demonstrations=DEMONSTRATIONS)

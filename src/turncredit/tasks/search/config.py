@@ -24,7 +24,7 @@ class SearchConfig(QuestionTaskConfig):
 
 
 class SearchRewards(RewardConfig):
-    """Values of the search rewards (paper section 5.2); ``content`` decides which of them count."""
+    """Values of the search rewards (paper section 5.2, Search-R1); ``content`` decides which of them count."""
 
     CODE: ClassVar[Mapping[str, Any]] = {"search_charge": "tag", "turn_format": "counts", "hit": "normalised"}
 
@@ -36,5 +36,12 @@ class SearchRewards(RewardConfig):
     turn_format_wrong: float = -0.2
     search_cost: float = Field(0.1, ge=0)  # lambda_s: cost of each search so far, every turn
     search_charge: Literal["executed", "tag"] = "executed"  # what counts as a search: an executed one, or its tag
-    turn_format: Literal["strict", "counts"] = "strict"  # the two blocks alone, or counts and order of tags
+    turn_format: Literal["strict", "counts"] = "strict"  # the blocks alone, or counts and order of tags
     hit: Literal["raw", "normalised"] = "raw"  # how an accepted answer is looked for in the information
+    # The merged reward, one number for the whole trajectory: the answer right or wrong, the format right or malformed
+    merged_right: float = 1.0
+    merged_right_malformed: float = 0.8
+    merged_wrong_hit: float = 0.3  # format right and an accepted answer retrieved
+    merged_wrong: float = 0.2  # format right
+    merged_wrong_malformed: float = 0.1
+    merged_no_answer: float = 0.0  # and malformed, as every trajectory without an answer is

@@ -1,8 +1,10 @@
 """Rewards of the search agent (paper section 5.2), one pure function a component.
 
 Every turn but the episode's last earns R^I = R_retrieval + R_format + R_search, whatever ended the
-episode; the last turn earns R^O. R_retrieval reads the passages that the environment showed
-(``Observation.data``), never the text of a turn.
+episode; the last turn earns R^O. The merged reward is one number for the whole trajectory.
+
+Three rules have two readings (``config.reading``): what a search is charged by, the format of a turn, and
+how an accepted answer is looked for. The metrics have one: that of ``reading: text``.
 """
 
 from __future__ import annotations
@@ -14,10 +16,18 @@ from itertools import accumulate
 from turncredit.config.algorithm import Content
 from turncredit.tasks.plugin import Metric, Rewards
 from turncredit.tasks.search.config import SearchRewards
-from turncredit.tasks.search.transcripts import episode_format, executed, given_answer, outcome_format, retrieved
-from turncredit.tasks.tags import SEARCH, intermediate_turn_format
+from turncredit.tasks.search.transcripts import (
+    episode_format,
+    executed,
+    given_answer,
+    holds_normalised,
+    outcome_format,
+    retrieved,
+    turn_text,
+)
+from turncredit.tasks.tags import SEARCH, has_each_once, intermediate_turn_format
 from turncredit.text_matching import exact_match, f1
-from turncredit.types import Question, Transcript, Turn
+from turncredit.types import Question, StopReason, Transcript, Turn
 
 METRICS = (
     Metric("answer_correct"),  # exact match (section 2.3, per trajectory, as are the other rates)
@@ -26,17 +36,69 @@ METRICS = (
     Metric("retrieval_correct"),  # at least one result holds an accepted answer
     Metric("searches", "count"),  # executed ones
 )
-COMPONENTS = ("exact_match", "f1", "retrieval", "turn_format", "search_cost", "outcome")
+# R^O is one of exact_match (content outcome), merged, and tiers (contents retrieval and full)
+COMPONENTS = ("exact_match", "f1", "retrieval", "turn_format", "search_cost", "tiers", "merged")
 
 
-def retrieval_reward(turn: Turn, answers: Sequence[str], value: float = 0.3) -> float:
+def is_hit(turn: Turn, answers: Sequence[str], rule: str = "raw") -> bool:
+    """Whether an accepted answer stands in this turn's information.
+
+    ``raw``: in a passage that the environment showed, case aside. ``normalised``: in any closed information block of
+    the turn's text, both normalised.
+
+    Raises:
+        ValueError: another rule.
+    """
+    match rule:
+        case "raw":
+            return retrieved(turn, answers)
+        case "normalised":
+            return holds_normalised(turn, answers, SEARCH)
+        case _:
+            raise ValueError(f"unknown rule of a hit {rule!r}: use 'raw' or 'normalised'")
+
+
+def retrieval_reward(turn: Turn, answers: Sequence[str], value: float = 0.3, rule: str = "raw") -> float:
     """R_retrieval: ``value`` if an accepted answer stands in this turn's information."""
-    return value if retrieved(turn, answers) else 0.0
+    return value if is_hit(turn, answers, rule) else 0.0
 
 
-def format_reward(turn: Turn, right: float = 0.1, wrong: float = -0.2) -> float:
-    """R_format: ``right`` for think, search and information, each once and in order; else ``wrong``."""
-    return right if intermediate_turn_format(turn, SEARCH) else wrong
+def format_reward(turn: Turn, right: float = 0.1, wrong: float = -0.2, rule: str = "strict") -> float:
+    """R_format: ``right`` for think, search and information, each once and in order; else ``wrong``.
+
+    ``strict``: these blocks alone, and the information is the environment's. ``counts``: the tags of the turn and its
+    observation are counted, any text may stand between them; an invalid turn is wrong.
+
+    Raises:
+        ValueError: another rule.
+    """
+    match rule:
+        case "strict":
+            well_formed = intermediate_turn_format(turn, SEARCH)
+        case "counts":
+            tags = (SEARCH.thought, SEARCH.call, SEARCH.result)
+            well_formed = turn.observation.error is None and has_each_once(turn_text(turn), tags)
+        case _:
+            raise ValueError(f"unknown rule of turn format {rule!r}: use 'strict' or 'counts'")
+    return right if well_formed else wrong
+
+
+def answer_format(transcript: Transcript, rule: str = "strict") -> bool:
+    """Whether the episode ended in an answering turn that is well-formed under ``rule``, as in ``format_reward``.
+
+    Raises:
+        ValueError: another rule.
+    """
+    match rule:
+        case "strict":
+            return outcome_format(transcript, SEARCH)
+        case "counts":
+            text = transcript.turns[-1].text
+            others = any(f"<{slash}{name}>" in text for name in (SEARCH.call, SEARCH.result) for slash in ("", "/"))
+            answered = transcript.stop is StopReason.ANSWERED
+            return answered and not others and has_each_once(text, (SEARCH.thought, SEARCH.answer))
+        case _:
+            raise ValueError(f"unknown rule of turn format {rule!r}: use 'strict' or 'counts'")
 
 
 def search_reward(n_search: int, cost: float = 0.1) -> float:
@@ -48,6 +110,32 @@ def search_reward(n_search: int, cost: float = 0.1) -> float:
     -1.0
     """
     return 0.0 - cost * n_search
+
+
+def charged_searches_K(transcript: Transcript, charge: str = "executed") -> tuple[int, ...]:
+    """n_search that each turn pays for.
+
+    ``executed``: the searches executed so far, at every turn; an invalid turn adds none. ``tag``: the turns so far
+    whose text has an opening search tag, at those turns; others pay for none. An invalid turn is one of them: the
+    remark that follows it has the tag in the authors' environment.
+
+    Raises:
+        ValueError: another charge.
+    """
+    match charge:
+        case "executed":
+            return searches_so_far_K(transcript)
+        case "tag":
+            tagged_K = [f"<{SEARCH.call}>" in turn_text(turn) or turn.observation.error is not None
+                        for turn in transcript.turns]
+            return tuple(n * tagged for n, tagged in zip(accumulate(tagged_K), tagged_K, strict=True))
+        case _:
+            raise ValueError(f"unknown charge of searches {charge!r}: use 'executed' or 'tag'")
+
+
+def searches_so_far_K(transcript: Transcript) -> tuple[int, ...]:
+    """Executed searches from the first turn to each turn."""
+    return tuple(accumulate(int(executed(turn, SEARCH)) for turn in transcript.turns))
 
 
 def outcome_reward(
@@ -69,9 +157,22 @@ def binary_outcome(correct: bool) -> float:
     return 1.0 if correct else 0.0
 
 
-def searches_so_far_K(transcript: Transcript) -> tuple[int, ...]:
-    """n_search of each turn: executed searches from the first turn to this one; an invalid turn adds none."""
-    return tuple(accumulate(int(executed(turn, SEARCH)) for turn in transcript.turns))
+def merged_reward(transcript: Transcript, answers: Sequence[str], values: SearchRewards) -> float:
+    """The merged reward of PPO-MR and GRPO-MR (section 6.1; Search-R1's reward of answer, format and retrieval).
+
+    One number for the trajectory. The format is that of all its turns; retrieval counts only beside a right format
+    and a wrong answer, and once, however many turns hit.
+    """
+    correct = exact_match(given_answer(transcript, SEARCH), answers)
+    if not episode_format(transcript, SEARCH):
+        if correct:
+            return values.merged_right_malformed
+        answered = transcript.stop is StopReason.ANSWERED
+        return values.merged_wrong_malformed if answered else values.merged_no_answer
+    if correct:
+        return values.merged_right
+    hit = any(is_hit(turn, answers, values.hit) for turn in transcript.turns)
+    return values.merged_wrong_hit if hit else values.merged_wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +180,8 @@ class SearchReward:
     """The reward function of the search agent; ``content`` says which components count.
 
     - ``outcome``: the binary outcome alone,
-    - ``merged``: R_retrieval of each turn and the three-tier outcome,
+    - ``merged``: the merged reward, paid as R^O; every R^I is 0, so all placements pay the same at the end,
+    - ``retrieval``: R_retrieval of each turn and the three-tier outcome,
     - ``full``: R_retrieval, R_format and R_search of each turn and the three-tier outcome.
     """
 
@@ -88,28 +190,44 @@ class SearchReward:
 
     def __call__(self, transcript: Transcript, item: Question) -> Rewards:
         """Judge one episode; an episode without an answer has a wrong format and no exact match."""
-        v, answers = self.values, item.answers
+        v, answers, before_last = self.values, item.answers, transcript.turns[:-1]
         prediction = given_answer(transcript, SEARCH)
         correct = exact_match(prediction, answers)
-        n_search_K = searches_so_far_K(transcript)
-        before_last = transcript.turns[:-1]
-        retrieval_K = [*(retrieval_reward(turn, answers, v.retrieval) for turn in before_last), 0.0]
-        format_K = [*(format_reward(turn, v.turn_format_right, v.turn_format_wrong) for turn in before_last), 0.0]
-        search_K = [*(search_reward(n, v.search_cost) for n in n_search_K[:-1]), 0.0]
-        tiered = outcome_reward(correct, outcome_format(transcript, SEARCH), right=v.correct,
-                                format_only=v.format_only, format_wrong=v.format_wrong)
-        counted = {"outcome": [], "merged": [retrieval_K], "full": [retrieval_K, format_K, search_K]}[self.content]
+        retrieval_K = [*(retrieval_reward(turn, answers, v.retrieval, v.hit) for turn in before_last), 0.0]
+        format_K = [*(format_reward(turn, v.turn_format_right, v.turn_format_wrong, v.turn_format)
+                      for turn in before_last), 0.0]
+        search_K = [*(search_reward(n, v.search_cost) for n in charged_searches_K(transcript, v.search_charge)[:-1]),
+                    0.0]
+        tiers = outcome_reward(correct, answer_format(transcript, v.turn_format), right=v.correct,
+                               format_only=v.format_only, format_wrong=v.format_wrong)
+        merged = merged_reward(transcript, answers, v)
+        counted, outcome = self._paid([retrieval_K, format_K, search_K], binary_outcome(correct), merged, tiers)
         return Rewards(
-            intermediate_K=tuple(sum(parts[k] for parts in counted) for k in range(len(transcript.turns))),
-            outcome=binary_outcome(correct) if self.content == "outcome" else tiered,
+            intermediate_K=tuple(sum((parts[k] for parts in counted), 0.0) for k in range(len(transcript.turns))),
+            outcome=outcome,
             metrics={
                 "answer_correct": float(correct), "f1": f1(prediction, answers),
                 "format_correct": float(episode_format(transcript, SEARCH)),
                 "retrieval_correct": float(any(retrieved(turn, answers) for turn in transcript.turns)),
-                "searches": n_search_K[-1],
+                "searches": searches_so_far_K(transcript)[-1],
             },
             components={
                 "exact_match": float(correct), "f1": f1(prediction, answers), "retrieval": sum(retrieval_K),
-                "turn_format": sum(format_K), "search_cost": sum(search_K), "outcome": tiered,
+                "turn_format": sum(format_K), "search_cost": sum(search_K), "tiers": tiers, "merged": merged,
             },
             columns={"hops": item.hops, "prediction": prediction})
+
+    def _paid(self, shaped: list[list[float]], binary: float, merged: float,
+              tiers: float) -> tuple[list[list[float]], float]:
+        """The parts of R^I that count, and R^O."""
+        match self.content:
+            case "outcome":
+                return [], binary
+            case "merged":
+                return [], merged
+            case "retrieval":
+                return shaped[:1], tiers
+            case "full":
+                return shaped, tiers
+            case _:
+                raise ValueError(f"unknown content {self.content!r}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from turncredit.tasks.search.passages import escape_tags
 from turncredit.tasks.tags import Grammar, final_turn_format, intermediate_turn_format, parse_action
-from turncredit.text_matching import contains
+from turncredit.text_matching import contains, normalise
 from turncredit.types import StopReason, Transcript, Turn
 
 
@@ -24,8 +26,27 @@ def executed(turn: Turn, grammar: Grammar) -> bool:
 
 
 def retrieved(turn: Turn, answers: Sequence[str]) -> bool:
-    """Whether a title or text of the passages that this turn was shown holds an accepted answer."""
-    return any(contains(part, answers) for d in turn.observation.data for part in (d.title, d.text))
+    """Whether a title or text of the passages that this turn was shown holds an accepted answer.
+
+    The answers are written as the passages are: on one line, with tags escaped.
+    """
+    shown = [escape_tags(answer) for answer in answers]
+    return any(contains(part, shown) for d in turn.observation.data for part in (d.title, d.text))
+
+
+def turn_text(turn: Turn) -> str:
+    """The turn up to the end of its observation (a_k = [l_k, f_k])."""
+    return turn.text + turn.observation.text
+
+
+def holds_normalised(turn: Turn, answers: Sequence[str], grammar: Grammar) -> bool:
+    """Whether a closed result block of the turn's text, its frame included, holds a normalised accepted answer.
+
+    A block that the model wrote counts too; an accepted answer that is blank is held by nothing.
+    """
+    blocks = re.findall(f"<{grammar.result}>(.*?)</{grammar.result}>", turn_text(turn), re.DOTALL)
+    wanted = [form for answer in answers if (form := normalise(escape_tags(answer)))]
+    return any(form in normalise(block) for block in blocks for form in wanted)
 
 
 def outcome_format(transcript: Transcript, grammar: Grammar) -> bool:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from turncredit.config.algorithm import Content
 from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.search.transcripts import episode_format, executed, given_answer, retrieved
-from turncredit.tasks.tags import TOOL, parse_action, parse_blocks
+from turncredit.tasks.tags import TOOL, parse_action
 from turncredit.tasks.tool_search.config import ToolRewards
 from turncredit.text_matching import contains, f1
 from turncredit.types import Question, Transcript, Turn
@@ -60,8 +60,9 @@ def xml_format(texts: Sequence[str], value: float = 0.2) -> float:
     """``value`` times the mean over messages of four parts.
 
     0.4 for both field sets present (half for one), 0.2 for spacing, 0.2 for starting with
-    ``<reasoning>``, 0.2 for ending with ``</tool>`` or ``</answer>``. Spacing is lost in the original
-    only if a tag pair is found in the stripped and not in the plain text, which cannot be: every
+    ``<reasoning>``, 0.2 for ending with ``</tool>`` or ``</answer>``. A field set is present if one of its
+    tags occurs, opening or closing; none is where the message has no pair of tags at all. Spacing is lost in
+    the original only if a pair is found in the stripped and not in the plain text, which cannot be: every
     message earns it, hence 0.04 for a text without any tag (as in the paper's Table 5).
 
     >>> round(xml_format(["no tag at all"]), 3)
@@ -85,12 +86,13 @@ def xml_tags(texts: Sequence[str], value: float = 0.2) -> float:
 
 
 def _message_format(text: str) -> float:
-    present = {block.name for block in parse_blocks(text, TOOL) if block.closed}
-    sets = sum(not present.isdisjoint(names) for names in FIELD_SETS)
+    opened = {name: text.find(f"<{name}>") for names in FIELD_SETS for name in names}
+    has_pair = any(at >= 0 and f"</{name}>" in text[at:] for name, at in opened.items())
+    sets = sum(any(opened[name] >= 0 or f"</{name}>" in text for name in names) for names in FIELD_SETS)
     body = text.strip()
     starts = body.startswith(f"<{TOOL.thought}>")
     ends = body.endswith((f"</{TOOL.call}>", f"</{TOOL.answer}>"))
-    return 0.4 * sets / len(FIELD_SETS) + 0.2 + 0.2 * starts + 0.2 * ends
+    return 0.4 * has_pair * sets / len(FIELD_SETS) + 0.2 + 0.2 * starts + 0.2 * ends
 
 
 def _message_tags(text: str) -> float:
@@ -109,11 +111,14 @@ def intermediate_reward(turns: Sequence[Turn], answers: Sequence[str], values: T
 class ToolReward:
     """The reward function of the two-turn agent; ``content`` says which components count.
 
-    ``outcome``: the four outcome functions. ``merged`` and ``full``: all six. A turn's R^I is what it
-    adds to the two intermediate functions of the turns so far. With one call, the turn that called
-    earns all of it; with several, the turns' shares sum to the episode's value. It never depends on
-    later turns, so it is the same in all leaves of a tree that share the turn. The format metric is
-    strict: every turn is one reasoning and one action and nothing else, and each call was executed.
+    - ``outcome``: the four outcome functions,
+    - ``merged``: the sum of all six, paid as R^O; every R^I is 0,
+    - ``full``: all six; a turn's R^I is what it adds to the two intermediate functions of the turns so far.
+
+    With one call, the turn that called earns all of R^I; with several, the turns' shares sum to the
+    episode's value. It never depends on later turns, so it is the same in all leaves of a tree that share
+    the turn. The format metric is strict: every turn is one reasoning and one action and nothing else, and
+    each call was executed.
     """
 
     content: Content
@@ -134,11 +139,20 @@ class ToolReward:
             "xml_format": xml_format(texts, v.xml_format),
             "xml_tags": xml_tags(texts, v.xml_tags),
         }
-        counts = self.content != "outcome"
-        so_far = [intermediate_reward(turns[:k], answers, v) if counts else 0.0 for k in range(len(turns) + 1)]
+        so_far = [intermediate_reward(turns[:k], answers, v) for k in range(len(turns) + 1)]
+        shares_K = tuple(after - before for before, after in pairwise(so_far))
+        match self.content:
+            case "outcome":
+                intermediate_K, paid = (0.0,) * len(turns), sum(outcome.values())
+            case "merged":
+                intermediate_K, paid = (0.0,) * len(turns), sum((outcome | intermediate).values())
+            case "full":
+                intermediate_K, paid = shares_K, sum(outcome.values())
+            case _:
+                raise ValueError(f"unknown content {self.content!r}")
         return Rewards(
-            intermediate_K=tuple(after - before for before, after in pairwise(so_far)),
-            outcome=sum(outcome.values()),
+            intermediate_K=intermediate_K,
+            outcome=paid,
             metrics={
                 "answer_correct": exact_match_reward(prediction, answers), "f1": f1(prediction, answers),
                 "format_correct": float(episode_format(transcript, TOOL)),
