@@ -21,11 +21,11 @@ ASKED = {
     "expert_policy": ([120], 4000, 0),
     "initial_policy": ([120, 120], 4000, 0),
     "evaluate_initial": ([60] * 3, 4000, 0),
-    "train": ([100] * 13, 8000, 2),
+    "train": ([100] * 14, 8000, 2),
     "evaluations-search": ([60, 120], 4000, 1),  # six evaluations of 30 minutes, at most four together
     "evaluations-two_turn": ([90], 4000, 1),
     "evaluations-ablation": ([60], 4000, 1),
-    "evaluations-placement": ([60], 4000, 1),
+    "evaluations-placement": ([90], 4000, 1),
     "collect": ([30] * 5, 4000, 0),
     "pages": ([10] * 21, 4000, 0),  # in two submissions
 }

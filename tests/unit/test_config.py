@@ -168,6 +168,12 @@ def test_overrides_that_an_estimator_does_not_accept_are_refused_when_read(folde
     assert f"experiments.search.arms.mine.{says}" in error.message
 
 
+def test_a_content_that_the_task_lacks_is_refused_when_read(folder: Path) -> None:
+    error = refusal(folder, changed("experiments.task.arms.one.overrides.content", "retrieval"))
+    assert "experiments.task.arms.one: task 'tool_search' has no content 'retrieval'" in error.message
+    assert error.remedy == "use outcome, merged, full"
+
+
 @pytest.mark.parametrize(("ask", "says"), [
     (("serch", "mine", 0), ["no experiment 'serch' at scale 'tiny'", "did you mean 'search'?"]),
     (("search", "mien", 0), ["no arm 'mien' in experiment 'search'", "did you mean 'mine'?"]),
