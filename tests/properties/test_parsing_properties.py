@@ -55,11 +55,12 @@ TURNS = SOUP | st.sampled_from([think_search(), think_answer(), reason_tool(), r
 DOCUMENTS = st.lists(st.builds(Document, st.just("d"), SOUP, SOUP), max_size=3)
 TASKS = st.builds(config, st.sampled_from(["search", "tool_search"]), max_turns=st.integers(1, 5),
                   max_invalid_turns=st.integers(1, 3), max_observation_tokens=st.integers(80, 300))
-READINGS = st.sampled_from([SearchRewards(), SearchRewards(**SearchRewards.CODE)])
+TEXT, CODE = SearchRewards(), SearchRewards(**SearchRewards.CODE)
+READINGS = st.sampled_from([TEXT, CODE])
 
 
 def judge(task: QuestionTaskConfig, episode: Transcript, content: Content = "full",
-          answers: tuple[str, ...] = ("Rome",), values: SearchRewards = SearchRewards()) -> Rewards:
+          answers: tuple[str, ...] = ("Rome",), values: SearchRewards = TEXT) -> Rewards:
     return make_reward(task, content, values if task.name == "search" else ToolRewards())(episode, question(*answers))
 
 

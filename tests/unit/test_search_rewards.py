@@ -166,7 +166,8 @@ def test_the_merged_values_are_keys() -> None:
     wrong = think_answer("Lima")
     scripts = [[think_answer()], [INVALID, think_answer()], [think_search(), wrong], [wrong], [INVALID, wrong],
                [INVALID] * 4]
-    assert [judge(play(SETTINGS, texts, [[HIT]]), "merged", **values).outcome for texts in scripts] == [*values.values()]
+    paid = [judge(play(SETTINGS, texts, [[HIT]]), "merged", **values).outcome for texts in scripts]
+    assert paid == [*values.values()]
 
 
 # --- the reading `code` -----------------------------------------------------------------------------------------------

@@ -187,8 +187,8 @@ def _placement(results: Results, reported: Reported) -> Table:
                             tuple(TableRow(name, (effect[name],)) for name in others)))
     title = "Placement and content of the reward, critic baseline, over all test sets"
     return Table("placement", title, tuple(blocks), (
-        "From PPO-MR to MT-PPO the paper changes content (merged to full) and placement (delayed to per-turn) together. "
-        "Merged is one number at the end and has no placement; retrieval stands here in its place",
+        "From PPO-MR to MT-PPO the paper changes content (merged to full) and placement (delayed to per-turn) together",
+        "Content merged is one number at the end, so no placement changes it: content retrieval takes its place here",
         *provenance(results, arms.values())))
 
 
