@@ -44,7 +44,7 @@ def estimator(word: str, placement: str, rollout: str = "chains", **settings: ob
 def mt_grpo(intermediate_L_K, outcome_L, node_L_K, alpha: float = 1.0) -> list[list[float]]:
     """Eq. 10-12 together: ``advantage_L_K``."""
     own = intermediate_advantages(intermediate_L_K, node_L_K)
-    return [turn_advantages([own[node] for node in node_K], outcome, alpha)
+    return [turn_advantages([own[node] for node in node_K[:-1]], outcome, alpha)
             for node_K, outcome in zip(node_L_K, outcome_advantages(outcome_L), strict=True)]
 
 
@@ -123,11 +123,28 @@ def test_general_depth_is_equation_12_written_out(alpha: float) -> None:
             assert advantages[leaf][k] == pytest.approx(expected)
 
 
-def test_a_branch_that_ends_early_is_compared_where_it_was_branched() -> None:
-    # root -> turn 0 (ends), turn 1 -> turn 2: an answering action has R^I 0 and meets its sibling's 0.3
-    advantages = mt_grpo([[0.0], [0.3, 0.0]], [1.0, 0.0], [[0], [1, 2]])
-    assert advantages[0] == pytest.approx([-1 + 1], abs=SHRUNK)
+def test_a_turn_that_ends_its_episode_has_the_outcomes_advantage_alone() -> None:
+    # root -> turn 0 (ends), turn 1 -> turn 2, turn 3 -> turn 4 (ends), turn 3 -> turn 5 -> turn 6
+    nodes = [[0], [1, 2], [3, 4], [3, 5, 6]]
+    own = intermediate_advantages([[0.0], [0.3, 0.0], [0.0, 0.0], [0.0, 0.3, 0.0]], nodes)
+    assert own == pytest.approx({1: 1.0, 3: -1.0, 5: 0.0}, abs=SHRUNK)  # 5 has no intermediate sibling
+    outcome = group_zscore([1.0, 0.0, 0.0, 1.0])
+    advantages = mt_grpo([[0.0], [0.3, 0.0], [0.0, 0.0], [0.0, 0.3, 0.0]], [1.0, 0.0, 0.0, 1.0], nodes)
+    assert [advantage_K[-1] for advantage_K in advantages] == outcome.tolist()
     assert advantages[1] == pytest.approx([1 - 1, -1], abs=SHRUNK)
+
+
+@given(st.integers(0, 10_000), st.floats(-3, 3))
+def test_an_early_answer_changes_no_siblings_credit_but_through_the_outcome(seed: int, reward: float) -> None:
+    """Leaves that end early, and whatever R^I they carry, leave A^I of all intermediate turns as it is."""
+    tree = random_tree(seed, 3, 4, early=0.4)
+    given_ = [r.intermediate_K for r in random_rewards(seed, tree)]
+    changed = [(*r[:-1], reward) for r in given_]
+    own = intermediate_advantages(given_, tree.node_L_K)
+    assert intermediate_advantages(changed, tree.node_L_K) == own
+    assert own.keys() == {node for nodes in tree.node_L_K for node in nodes[:-1]}
+    longer = [leaf for leaf, nodes in enumerate(tree.node_L_K) if len(nodes) > 1]
+    assert intermediate_advantages([given_[leaf] for leaf in longer], [tree.node_L_K[leaf] for leaf in longer]) == own
 
 
 def test_trees_have_the_papers_number_of_leaves_and_two_turns_are_chains() -> None:

@@ -16,11 +16,13 @@ from turncredit.credit.base import GroupEstimator, TrajectoryRewards, on_all_tur
 from turncredit.credit.placement import trajectory_return
 from turncredit.types import Group
 
+Std = Literal["population", "sample"]
+
 EQUAL = 1e-9  # a range of rewards that is rounding: sums of reward components differ by less
 EPSILON = 1e-6  # beside the standard deviation, as in verl; the authors' v1 code has 1e-4
 
 
-def group_zscore(reward_G: ArrayLike, std: Literal["population", "sample"] = "population") -> NDArray[np.float64]:
+def group_zscore(reward_G: ArrayLike, std: Std = "population") -> NDArray[np.float64]:
     """Eq. 4: the rewards of one group, standardised, (r - mean) / (std + 1e-6).
 
     Args:
