@@ -136,4 +136,4 @@ def _update(learner: Learner, rows: Sequence[Row]) -> None:
     batch = Batch.of(rows)
     weight_N = torch.full_like(batch.old_logprob_N, 1 / len(batch.old_logprob_N))
     credit = TokenCredit(torch.ones_like(weight_N), weight_N)
-    learner.update(batch, credit, step=0, seed=0, kl_in_loss=False, reference_logprob_N=None, old_value_N=None)
+    learner.update(batch, credit, step=0, seed=0, kl_in_loss=False, reference_logprob_N=None, old_value_M=None)

@@ -146,7 +146,7 @@ def same_update(case: Case, config: RunConfig, paths: RunPaths) -> list[Measured
     batch = replace(batch, old_logprob_N=batch.old_logprob_N + 0.3 * noise_N)
     credit = estimator.credit(groups, [[episode.rewards for episode in leaves] for leaves in scored], rows,
                               old_logprob_N=batch.old_logprob_N)
-    ours = learner.update(batch, credit, step=0, seed=0, kl_in_loss=True, old_value_N=None,
+    ours = learner.update(batch, credit, step=0, seed=0, kl_in_loss=True, old_value_M=None,
                           reference_logprob_N=reference(batch.old_logprob_N))
 
     def rollout(prompts: Sequence[Any], trainer: Any) -> dict[str, list]:

@@ -2,7 +2,8 @@
 
 Every loss is a *sum* of token terms times their weights (``TokenCredit.weight_N`` sums to 1 over a
 batch). So micro-batches simply add up, and any split of a batch has the same gradient.
-Shapes: ``_N``, the loss tokens of a (micro-)batch. Observation and padding tokens never get here.
+Shapes: ``_N``, the loss tokens of a (micro-)batch; ``_M``, the critic's tokens. Padding never gets here, nor do
+observations, unless ``training.gae_tokens`` makes them the critic's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_LARGEST_K3 = 10.0
 _LARGEST_LOG_RATIO = 20.0  # exp(20) is finite in float32; beyond it the clipped side decides anyway
 
 
@@ -73,25 +75,30 @@ def _clipped(ratio_N: Tensor, positive_N: Tensor, negative_N: Tensor, clip_epsil
 
 
 def value_loss(
-    value_N: Tensor, old_value_N: Tensor, return_N: Tensor, weight_N: Tensor, *, value_clip: float
+    value_M: Tensor, old_value_M: Tensor, return_M: Tensor, weight_M: Tensor, *, value_clip: float
 ) -> Tensor:
     """Half the squared error of the critic, clipped around the old value (PPO; Search-R1's form); a scalar.
 
     >>> value_loss(torch.tensor([1.]), torch.tensor([0.]), torch.tensor([1.]), torch.ones(1), value_clip=0.5)
     tensor(0.1250)
     """
-    clipped_N = old_value_N + (value_N - old_value_N).clamp(-value_clip, value_clip)
-    error_N = torch.maximum((value_N - return_N).square(), (clipped_N - return_N).square())
-    return 0.5 * (weight_N * error_N).sum()
+    clipped_M = old_value_M + (value_M - old_value_M).clamp(-value_clip, value_clip)
+    error_M = torch.maximum((value_M - return_M).square(), (clipped_M - return_M).square())
+    return 0.5 * (weight_M * error_M).sum()
 
 
 def kl_k3(logprob_N: Tensor, reference_logprob_N: Tensor, weight_N: Tensor) -> Tensor:
     """The k3 estimate of KL(policy || reference), exp(d) - d - 1 with d = log ref - log policy; a scalar.
 
-    d is limited to +-20 as in ``importance_ratio``; beyond it the gradient is 0.
+    As in verl and Search-R1, each token's value is limited to 10 (d beyond 2.61 or -11.0), with a gradient of 0
+    above: one token that the policy has left cannot fill the gradient of a step. d is limited to +-20 before, as in
+    ``importance_ratio``.
+
+    >>> kl_k3(torch.tensor([-1., -9.]), torch.zeros(2), torch.ones(2))  # e - 2, and 10 instead of e^9 - 10
+    tensor(10.7183)
     """
     difference_N = (reference_logprob_N - logprob_N).clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
-    return (weight_N * (difference_N.exp() - difference_N - 1)).sum()
+    return (weight_N * (difference_N.exp() - difference_N - 1).clamp(max=_LARGEST_K3)).sum()
 
 
 def entropy_loss(entropy_N: Tensor, weight_N: Tensor) -> Tensor:

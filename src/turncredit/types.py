@@ -16,6 +16,9 @@ Each token of a transcript has three masks, with three names::
 trained: the tokens that the policy sampled; a row of a tree drops the turns that another row trains
 (``credit.rows``). ``turn_id`` is the turn that gets the credit: -1 for the prompt, and for an observation the turn
 that it followed.
+
+The critic predicts values of the loss tokens, or of the whole response, which is where ``turn_id`` is not -1
+(``training.gae_tokens``, ``credit.rows.Row.value_mask``).
 """
 
 from __future__ import annotations
@@ -165,6 +168,11 @@ class Transcript:
     def sampled_count(self) -> int:
         """Number of sampled tokens, |y| of Eq. 3."""
         return sum(len(turn.sampled_ids) for turn in self.turns)
+
+    @property
+    def response_count(self) -> int:
+        """Number of tokens after the prompt: sampled ones and observations."""
+        return sum(len(turn.sampled_ids) + len(turn.observation_ids) for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)

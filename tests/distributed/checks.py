@@ -92,9 +92,9 @@ def gradient(arm: str, processes: Processes, launch: LaunchConfig, *,
         models.append(learner.critic)
     rows = rows_of(groups)
     batch = Batch.of(rows)
-    value_N, reference_N = learner.values(batch), learner.reference_logprobs(batch)
+    value_M, reference_N = learner.values(batch), learner.reference_logprobs(batch)
     estimator = make_estimator(ARMS[arm], GRADIENT)
-    credit = estimator.credit(groups, [random_rewards(0, group) for group in groups], rows, value_N=value_N,
+    credit = estimator.credit(groups, [random_rewards(0, group) for group in groups], rows, value_M=value_M,
                               old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N)
 
     def weights() -> dict[str, Tensor]:
@@ -104,12 +104,12 @@ def gradient(arm: str, processes: Processes, launch: LaunchConfig, *,
     def update() -> tuple[Facts, dict[str, Tensor]]:
         before = weights()
         report = learner.update(batch, credit, step=0, seed=0, kl_in_loss=not estimator.kl_in_reward,
-                                reference_logprob_N=reference_N, old_value_N=value_N)
+                                reference_logprob_N=reference_N, old_value_M=value_M)
         after = weights()
         return report, {name: before[name] - after[name] for name in before}
 
     def results() -> list[Tensor]:
-        first = [learner.reference_logprobs(batch)] + ([] if value_N is None else [learner.values(batch)])
+        first = [learner.reference_logprobs(batch)] + ([] if value_M is None else [learner.values(batch)])
         report, steps = update()
         return [*first, torch.cat([step.flatten() for step in steps.values()]), *map(torch.tensor, report.values())]
 
@@ -122,13 +122,13 @@ def gradient(arm: str, processes: Processes, launch: LaunchConfig, *,
     hook.remove()
     micros = batch.micro_batches(batch.trained, GRADIENT.micro_batch_tokens)
     mine = local_packs(micros, processes)
-    names = ["reference", *([] if value_N is None else ["values"]), "gradient", *report]
+    names = ["reference", *([] if value_M is None else ["values"]), "gradient", *report]
     found = {"report": report, "micro_batches": len(micros), "logits_rows": sum(logits_rows),
              "loss_tokens": sum(len(micro.flat_N) for micro, counts in mine if counts),
              "repeated": sum(len(micro.flat_N) for micro, counts in mine if not counts),
              "all": len(batch.old_logprob_N), "terms": longest_sum(learner.policy, sum(map(len, batch.ids_R))),
              "scales": dict(zip(names, scales, strict=rounding)),
-             "values": [] if value_N is None else value_N.tolist(), "reference": reference_N.tolist()}
+             "values": [] if value_M is None else value_M.tolist(), "reference": reference_N.tolist()}
     return learner, steps, found
 
 

@@ -43,14 +43,14 @@ def batch_of(algorithm: Algorithm, training: TrainingConfig, seed: int = 0):
     if learner.critic is not None:
         learner.critic_optimizer = learner.accelerator.prepare(torch.optim.SGD(learner.critic.parameters()))
     rows = rows_of(groups)
-    batch = Batch.of(rows)
+    batch = Batch.of(rows, training.gae_tokens)
     values = learner.values(batch)
     reference_N = learner.reference_logprobs(batch)
     estimator = make_estimator(algorithm, training)
     credit = estimator.credit(groups, [random_rewards(seed, group) for group in groups], rows,
-                              old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=values)
+                              old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_M=values)
     return learner, batch, credit, dict(
-        step=0, seed=0, kl_in_loss=not estimator.kl_in_reward, reference_logprob_N=reference_N, old_value_N=values)
+        step=0, seed=0, kl_in_loss=not estimator.kl_in_reward, reference_logprob_N=reference_N, old_value_M=values)
 
 
 def gradient(learner: Learner, batch: Batch, credit: TokenCredit, given: dict) -> torch.Tensor:
@@ -71,9 +71,9 @@ def rounding(learner: Learner, batch: Batch, credit: TokenCredit, given: dict) -
     return {"terms": longest_sum(learner.policy, sum(map(len, batch.ids_R))), "scale": scale}
 
 
-@pytest.mark.parametrize("algorithm", [GROUP, CRITIC], ids=["tree", "critic"])
-def test_1x8_2x4_8x1_and_3_plus_5_give_the_same_gradient(algorithm, monkeypatch):
-    rate = {"learning_rate": 1.0, "critic_learning_rate": 1.0}
+@pytest.mark.parametrize(("algorithm", "gae_tokens"), [(GROUP, "sampled"), (CRITIC, "sampled"), (CRITIC, "response")])
+def test_1x8_2x4_8x1_and_3_plus_5_give_the_same_gradient(algorithm, gae_tokens, monkeypatch):
+    rate = {"learning_rate": 1.0, "critic_learning_rate": 1.0, "gae_tokens": gae_tokens}
     learner, batch, credit, given_ = batch_of(algorithm, TRAINING.model_copy(update=rate))
     start = copy.deepcopy({name: value for name, value in learner.policy.state_dict().items()})
     critic = None if learner.critic is None else copy.deepcopy(learner.critic.state_dict())
@@ -120,6 +120,21 @@ def test_the_ratio_is_1_before_the_first_update(algorithm, temperature):
         # the ratio's error is that of the log-probabilities, which are rounded themselves
         assert_close((logprob_N - old_N).exp(), torch.ones_like(old_N), scale=scale + old_N.abs().max().item(),
                      terms=longest_sum(learner.policy, micro.ids_B_T.shape[1]))
+
+
+def test_weight_decay_shrinks_the_weights_of_policy_and_critic():
+    policy = tiny_policy(seed=0)
+    before = copy.deepcopy(policy.state_dict())
+    settings = TRAINING.model_copy(update={"weight_decay": 0.5, "learning_rate": 0.1, "critic_learning_rate": 0.2})
+    learner = Learner(policy, Critic(policy), None, settings)
+    for optimizer, model in ((learner.policy_optimizer, learner.policy), (learner.critic_optimizer, learner.critic)):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    for name, weight in learner.policy.state_dict().items():
+        assert_close(weight, before[name] * (1 - 0.1 * 0.5), terms=2, scale=float(before[name].abs().max()))
+    for name, weight in learner.critic.backbone.state_dict().items():
+        assert_close(weight, before[f"model.{name}"] * (1 - 0.2 * 0.5), terms=2, scale=float(weight.abs().max()) * 2)
 
 
 def test_another_temperature_would_be_noticed():

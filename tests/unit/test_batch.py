@@ -5,6 +5,7 @@ import torch
 from tests.trees import random_tree, transcript, turn
 from turncredit.credit.rows import rows_of
 from turncredit.training.batch import Batch
+from turncredit.training.learner import split_minibatches
 from turncredit.types import Group
 
 
@@ -41,6 +42,35 @@ def test_any_packing_holds_every_loss_token_once_and_finds_its_way_back():
             found_N[micro.flat_N] += micro.ids_B_T[micro.loss_mask_B_T]
             assert micro.ids_B_T.numel() <= most_tokens or len(micro.ids_B_T) == 1
         assert torch.equal(found_N, sampled_N)
+
+
+def test_the_critics_tokens_have_their_own_order():
+    # prompt 1 2, sampled 10 11, seen 20, sampled 12      prompt 1 2, sampled 13
+    group = Group.of_chains([transcript(turn(10, 11, observed=(20,)), turn(12)), transcript(turn(13))])
+    batch = Batch.of(rows_of([group]), "response")
+    micro, = batch.micro_batches(batch.trained, 100)
+    assert micro.value_mask_B_T.int().tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0]]
+    assert micro.loss_mask_B_T.int().tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]
+    assert (micro.flat_M.tolist(), micro.flat_N.tolist()) == ([0, 1, 2, 3, 4], [0, 1, 2, 3])
+    assert (batch.value_flat([1]).tolist(), batch.flat([1]).tolist()) == ([4], [3])
+
+
+def test_a_minibatch_has_all_leaves_of_a_shared_turn_and_chains_are_dealt_one_by_one():
+    trees = [random_tree(seed, 3, 4, early=0.3, question=f"q{seed}") for seed in range(3)]
+    rows = rows_of(trees)
+    for count in (1, 2, 4):
+        minibatches = split_minibatches(Batch.of(rows).branches, count, seed := 5)
+        assert sorted(row for minibatch in minibatches for row in minibatch) == list(range(len(rows)))
+        assert len(minibatches) == count
+        of_row = {row: n for n, minibatch in enumerate(minibatches) for row in minibatch}
+        homes: dict[tuple[int, int], set[int]] = {}
+        for r, row in enumerate(rows):
+            for node in trees[row.group].node_L_K[row.leaf]:
+                homes.setdefault((row.group, node), set()).add(of_row[r])
+        assert all(len(home) == 1 for home in homes.values())
+        chains = rows_of([Group.of_chains([transcript(turn(n)) for n in range(9)])])
+        assert {len(minibatch) for minibatch in split_minibatches(Batch.of(chains).branches, count, seed)} <= {
+            9 // count, -(-9 // count)}
 
 
 def test_packing_keeps_rows_of_like_length_together():

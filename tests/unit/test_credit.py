@@ -84,6 +84,8 @@ def test_zscore_by_hand_and_its_silent_cases() -> None:
     assert group_zscore([3, 1], "sample") == pytest.approx([1 / (np.sqrt(2) + 1e-6), -1 / (np.sqrt(2) + 1e-6)])
     assert group_zscore([0.1 + 0.2, 0.3]).tolist() == [0, 0]  # equal up to rounding is equal
     assert group_zscore([7]).tolist() == [0]
+    assert group_zscore([7], single_member="raw") == pytest.approx([7], rel=EPSILON)
+    assert group_zscore([7, 7], single_member="raw").tolist() == [0, 0]
 
 
 @given(REWARDS, st.floats(-3, 3), st.floats(0.5, 3))
@@ -252,25 +254,29 @@ def test_each_token_gets_the_credit_of_its_own_turn() -> None:
 
 # --- what follows from the equations -----------------------------------------------------------------------------
 
+@pytest.mark.parametrize("gae_tokens", ["sampled", "response"])
 @given(st.integers(0, 10_000))
-def test_with_an_exact_critic_delayed_and_per_turn_rewards_have_the_same_advantages(seed: int) -> None:
+def test_with_an_exact_critic_delayed_and_per_turn_rewards_have_the_same_advantages(gae_tokens: str, seed: int) -> None:
     """gamma = lambda = 1: what V already knows of earlier turns' rewards cancels what the delay adds.
 
     Delayed, the value of a state includes the rewards already earned, which the exact critic knows.
     """
     rng = np.random.default_rng(seed)
-    lengths = [int(n) for n in rng.integers(1, 4, 3)]
-    intermediate, outcome = [*rng.normal(size=2), 0.0], float(rng.normal())
-    ends = np.cumsum(lengths) - 1
-    future = torch.tensor(rng.normal(size=sum(lengths)))  # the expected reward to come: any numbers
-    earned = torch.tensor([sum(intermediate[k] for k in range(3) if ends[k] < t) for t in range(sum(lengths))])
-    ones = torch.ones(1, sum(lengths))
-    per_turn, _ = gae(place_on_tokens([place_on_turns("per_turn", intermediate, outcome)], [lengths]).double(),
-                      future[None], ones, gamma=1, lam=1)
-    delayed, _ = gae(place_on_tokens([place_on_turns("delayed", intermediate, outcome)], [lengths]).double(),
-                     (future + earned)[None], ones, gamma=1, lam=1)
-    # all is float64, but placed rewards are rounded to float32 once
-    assert_close(delayed, per_turn, terms=4, scale=sum(map(abs, intermediate)) + abs(outcome))
+    group = Group.of_chains([random_tree(seed, 1, 3).transcripts[0]])
+    [reward], [row] = random_rewards(seed, group), rows_of([group])
+    turns = row.transcript.turn_id[row.value_mask(gae_tokens)]
+    future_M = torch.tensor(rng.normal(size=len(turns))).float()  # the expected reward to come: any numbers
+    earned_M = torch.tensor([sum(reward.intermediate_K[:k]) for k in turns])
+    zero_N = torch.zeros(group.sampled_count)
+    delayed, per_turn = (
+        estimator("critic", placement, gae_tokens=gae_tokens).credit(
+            [group], [[reward]], [row], old_logprob_N=zero_N, reference_logprob_N=zero_N, value_M=value_M)
+        for placement, value_M in (("delayed", future_M + earned_M), ("per_turn", future_M)))
+    size = sum(map(abs, reward.intermediate_K)) + abs(reward.outcome) + float(future_M.abs().max())
+    assert_close(delayed.return_M - earned_M, per_turn.return_M, terms=20, scale=size)
+    # whitening divides the advantages, and their rounding, by their standard deviation
+    spread = float((per_turn.return_M - future_M).std(correction=0)) if len(turns) > 1 else 1.0
+    assert_close(delayed.advantage_N, per_turn.advantage_N, terms=40, scale=size * (1 + size / spread) / spread)
 
 
 def test_trajectory_groups_cannot_tell_which_turn_earned_the_reward() -> None:
@@ -292,7 +298,7 @@ def test_claim_19_an_outcome_only_episode_of_k_turns_is_one_turn(word: str) -> N
         rows = rows_of([group])
         return rows, estimator(word, "terminal").credit(
             [group], [rewards], rows, old_logprob_N=torch.full((7,), -1.0), reference_logprob_N=torch.full((7,), -2.0),
-            value_N=torch.linspace(0, 1, 7))
+            value_M=torch.linspace(0, 1, 7))
 
     def gradient(credit: TokenCredit) -> torch.Tensor:
         logprob_N = torch.linspace(-1.5, -0.5, 7, requires_grad=True)
@@ -347,21 +353,53 @@ def critic_credit(placement: str, **settings: object):
     groups, rewards = [group_a, group_b], [[Given((0.3, 0.0), 1.0)], [Given((0.0,), -1.0)]]
     return estimator("critic", placement, **settings).credit(
         groups, rewards, rows_of(groups), old_logprob_N=torch.zeros(4), reference_logprob_N=torch.zeros(4),
-        value_N=torch.zeros(4))
+        value_M=torch.zeros(4))
+
+
+def test_over_the_whole_response_a_turn_ends_with_its_observation() -> None:
+    # tokens:  p p | s s | o o | s        R^I = 0.3 is on the second o, R^O = 1 on the last s
+    group = Group.of_chains([transcript(turn(3, 4, observed=(9, 9)), turn(5))])
+    value_M = torch.tensor([0.5, 0.4, 0.3, 0.2, 0.1])
+    credit = estimator("critic", "per_turn", gae_tokens="response", gae_lambda=0.5, kl_coefficient=0.1).credit(
+        [group], [[Given((0.3, 0.0), 1.0)]], rows_of([group]), old_logprob_N=torch.tensor([-1.0, -1.0, -2.0]),
+        reference_logprob_N=torch.tensor([-3.0, -1.0, -1.0]), value_M=value_M)
+    delta = [-0.1 * 2 + 0.4 - 0.5, 0.3 - 0.4, 0.2 - 0.3, 0.3 + 0.1 - 0.2, 1.0 + 0.1 * 1 - 0.1]
+    advantage = [sum(0.5 ** (u - t) * delta[u] for u in range(t, 5)) for t in range(5)]
+    assert_close(credit.return_M, torch.tensor(advantage) + value_M, terms=10)
+    whitened = (np.array(advantage) - np.mean(advantage)) / np.std(advantage, ddof=1)  # over all five, by n - 1
+    assert_close(credit.advantage_N, whitened[[0, 1, 4]], terms=20)
+    assert_close(credit.weight_N, [1 / 3] * 3)
+    assert_close(credit.value_weight_M, [1 / 5] * 5)
+
+
+@given(st.integers(0, 10_000))
+def test_at_gamma_and_lambda_one_observations_change_no_return_of_a_sampled_token(seed: int) -> None:
+    group = Group.of_chains([random_tree(seed, 1, 4).transcripts[0]])
+    [row], rewards = rows_of([group]), random_rewards(seed, group)
+    count, zero_N = len(row.transcript.ids), torch.zeros(group.sampled_count)
+    value_T = torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    return_T = {}
+    for tokens in ("sampled", "response"):
+        mask_T = row.value_mask(tokens)
+        credit = estimator("critic", "per_turn", gae_tokens=tokens).credit(
+            [group], [rewards], [row], old_logprob_N=zero_N, reference_logprob_N=zero_N, value_M=value_T[mask_T])
+        return_T[tokens] = torch.zeros(count)
+        return_T[tokens][mask_T] = credit.return_M
+    assert_close(return_T["response"][row.loss_mask], return_T["sampled"][row.loss_mask], terms=3 * count, scale=4.0)
 
 
 def test_per_turn_placement_does_not_credit_a_turn_for_what_came_before_it() -> None:
-    assert_close(critic_credit("delayed").return_N, [1.3, 1.3, 1.3, -1], terms=3)
-    assert_close(critic_credit("per_turn").return_N, [1.3, 1.3, 1.0, -1], terms=3)
-    assert_close(critic_credit("terminal").return_N, [1.0, 1.0, 1.0, -1], terms=3)
+    assert_close(critic_credit("delayed").return_M, [1.3, 1.3, 1.3, -1], terms=3)
+    assert_close(critic_credit("per_turn").return_M, [1.3, 1.3, 1.0, -1], terms=3)
+    assert_close(critic_credit("terminal").return_M, [1.0, 1.0, 1.0, -1], terms=3)
 
 
 def test_the_kl_penalty_is_a_token_reward() -> None:
     group = Group.of_chains([transcript(turn(3, 4))])
     credit = estimator("critic", "terminal", kl_coefficient=0.1).credit(
         [group], [[Given((0.0,), 1.0)]], rows_of([group]), old_logprob_N=torch.tensor([-1.0, -1.0]),
-        reference_logprob_N=torch.tensor([-3.0, -1.0]), value_N=torch.zeros(2))
-    assert_close(credit.return_N, [1 - 0.1 * 2, 1.0], terms=3)
+        reference_logprob_N=torch.tensor([-3.0, -1.0]), value_M=torch.zeros(2))
+    assert_close(credit.return_M, [1 - 0.1 * 2, 1.0], terms=3)
 
 
 @pytest.mark.parametrize(("word", "placement"), [
@@ -371,7 +409,7 @@ def test_inputs_are_never_changed(word: str, placement: str) -> None:
     rewards = [random_rewards(2, groups[0])]
     rows = rows_of(groups)
     count = sum(int(row.loss_mask.sum()) for row in rows)
-    tensors = {name: torch.randn(count) for name in ("old_logprob_N", "reference_logprob_N", "value_N")}
+    tensors = {name: torch.randn(count) for name in ("old_logprob_N", "reference_logprob_N", "value_M")}
     before = copy.deepcopy((groups, rewards, rows, tensors))
     estimator(word, placement).credit(groups, rewards, rows, **tensors)
     assert (groups, rewards, rows) == before[:3]

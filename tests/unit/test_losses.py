@@ -104,7 +104,7 @@ def written_out(model: Table, groups: list[Group], estimator: GroupEstimator, re
                     ratio, advantage = (new - old[t]).exp(), advantage_K[turn_id[t]]
                     difference = reference.logprob(ids, t).detach() - new
                     terms.append(torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-                                 - beta * (difference.exp() - difference - 1))
+                                 - beta * (difference.exp() - difference - 1).clamp(max=10))
             total = total + torch.stack(terms).mean() / len(group.transcripts) / len(groups)
     return -total
 
@@ -150,6 +150,16 @@ def test_k3_is_zero_at_equality_never_negative_and_close_to_kl() -> None:
     exact = (logits.exp() * (logits - reference)).sum()
     # 3 * 8 numbers are added, p exp(d), -p d and -p: of size 1 in all, they cancel to about 0.01
     assert_close(kl_k3(logits, reference, logits.exp()), exact, terms=24, scale=1.0)
+
+
+def test_k3_is_bounded_at_10_and_has_no_gradient_beyond() -> None:
+    inside = [(d, math.exp(d) - d - 1) for d in (2.0, -10.9)]
+    for drift, value in (*inside, (2.7, 10.0), (10.0, 10.0), (-50.0, 10.0)):
+        logprob = torch.tensor([-drift], requires_grad=True)
+        kl = kl_k3(logprob, torch.zeros(1), torch.ones(1))
+        kl.backward()
+        assert_close(kl, value, terms=3, scale=10.0)
+        assert (logprob.grad.item() == 0) == (value == 10)
 
 
 def test_entropy_is_rewarded() -> None:

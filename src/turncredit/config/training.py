@@ -9,6 +9,10 @@ from pydantic import Field
 
 from turncredit.config.base import StrictModel, optional
 
+GaeTokens = Literal["sampled", "response"]
+Std = Literal["population", "sample"]
+SingleMember = Literal["zero", "raw"]
+
 
 class TrainingConfig(StrictModel):
     """One training run; the same for every arm of an experiment (equal budgets)."""
@@ -41,9 +45,9 @@ class TrainingConfig(StrictModel):
     gamma: float = Field(1.0, ge=0, le=1)  # discount: per turn in returns (Eq. 2), per sampled token in GAE (Eq. 8)
     gae_lambda: float = Field(1.0, ge=0, le=1)  # lambda of GAE, per sampled token
     alpha: float = Field(1.0, ge=0, le=1)  # weight of A^O in Eq. 5-6 and 12
-    group_std: Literal["population", "sample"] = "population"
-    single_member: Literal["zero", "raw"] = "zero"  # advantage in a group of one: 0, or its reward
-    gae_tokens: Literal["sampled", "response"] = "sampled"  # tokens of GAE, whitening and the critic's loss
+    group_std: Std = "population"
+    single_member: SingleMember = "zero"  # advantage in a group of one: 0, or its reward
+    gae_tokens: GaeTokens = "sampled"  # tokens of GAE, whitening and the critic's loss
     loss_aggregation: Literal["sequence", "token"] = "sequence"  # 1/|y_i| of Eq. 3, or token mean
     validate_every: int = Field(10, ge=1)
     checkpoint_every: int = Field(20, ge=1)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.base import StrictModel, explain
-from turncredit.config.training import TrainingConfig
+from turncredit.config.training import GaeTokens, TrainingConfig
 from turncredit.credit.registry import ESTIMATORS, Placement
 from turncredit.credit.rows import Row
 from turncredit.errors import ConfigError
@@ -40,20 +40,25 @@ class TrajectoryRewards(Protocol):
 class TokenCredit:
     """Credit of every loss token of a batch, in the order of rows and tokens; float32, shape (N,).
 
+    ``_M`` runs over the critic's tokens (``Row.value_mask``), which are the loss tokens unless
+    ``training.gae_tokens`` is ``response``.
+
     Attributes:
         advantage_N: A_t. For a token that several leaves of a tree share: their weighted mean.
         weight_N: the token's share of the objective; sums to 1.
         signed_sums_N: for trees only, ``(positive_N, negative_N)``: weighted advantages summed over the leaves
             that share the token, positive and negative ones apart, because the clip treats them
             differently (``losses.tree_policy_loss``). None where no leaves share a turn.
-        return_N: targets of the critic, or None.
+        return_M: targets of the critic, or None.
+        value_weight_M: each token's share of the critic's loss, or None; sums to 1.
         zero_std_groups: fraction of groups whose advantages are all 0, or None.
     """
 
     advantage_N: Tensor
     weight_N: Tensor
     signed_sums_N: tuple[Tensor, Tensor] | None = None
-    return_N: Tensor | None = None
+    return_M: Tensor | None = None
+    value_weight_M: Tensor | None = None
     zero_std_groups: float | None = None
 
 
@@ -85,7 +90,7 @@ class Estimator(ABC):
         *,
         old_logprob_N: Tensor,
         reference_logprob_N: Tensor | None = None,
-        value_N: Tensor | None = None,
+        value_M: Tensor | None = None,
     ) -> TokenCredit:
         """Credit of the loss tokens of ``rows``, which must be ``rows_of(groups)``.
 
@@ -94,7 +99,7 @@ class Estimator(ABC):
             rewards: as [group][leaf].
             rows: the same episodes as training rows.
             old_logprob_N, reference_logprob_N: log-probabilities under the sampling and the reference policy.
-            value_N: the critic's predictions, where ``uses_critic``.
+            value_M: the critic's predictions, where ``uses_critic``.
 
         Raises:
             ValueError: see ``check_rewards``.
@@ -131,7 +136,7 @@ class GroupEstimator(Estimator):
         *,
         old_logprob_N: Tensor,
         reference_logprob_N: Tensor | None = None,
-        value_N: Tensor | None = None,
+        value_M: Tensor | None = None,
     ) -> TokenCredit:
         """See ``Estimator.credit``. A turn that leaves share sums the weighted advantages of its leaves."""
         check_rewards(groups, rewards)
@@ -189,23 +194,25 @@ def check_rewards(groups: Sequence[Group], rewards: Sequence[Sequence[Trajectory
                                      f"{reward_of_node[node]} and {value}")
 
 
-def leaf_weights(groups: Sequence[Group], aggregation: str) -> list[list[float]]:
-    """The weight of each sampled token of each leaf in the objective, as [group][leaf]; all tokens sum to 1.
+def leaf_weights(groups: Sequence[Group], aggregation: str, tokens: GaeTokens = "sampled") -> list[list[float]]:
+    """The weight of each token of each leaf in the objective, as [group][leaf]; all tokens sum to 1.
 
     ``sequence``: equal for questions, for the leaves of a question and for the tokens of a leaf, so
-    1 / (Q L |y|) (Eq. 3, Eq. 7). ``token``: equal for all tokens of the batch. Trees weigh their leaves
-    equally here, as the paper does; *metrics* weigh them by probability (``evaluation.leaf_shares``).
+    1 / (Q L |y|) (Eq. 3, Eq. 7). ``token``: equal for all tokens of the batch. ``tokens`` says which tokens
+    count: the sampled ones, or the whole response. Trees weigh their leaves equally here, as the paper does;
+    *metrics* weigh them by probability (``evaluation.leaf_shares``).
 
     Raises:
         ValueError: unknown aggregation.
     """
+    count_L = [[leaf.sampled_count if tokens == "sampled" else leaf.response_count for leaf in group.transcripts]
+               for group in groups]
     match aggregation:
         case "token":
-            total = sum(leaf.sampled_count for group in groups for leaf in group.transcripts)
-            return [[1 / total for _ in group.transcripts] for group in groups]
+            total = sum(map(sum, count_L))
+            return [[1 / total for _ in counts] for counts in count_L]
         case "sequence":
-            return [[1 / (len(groups) * len(group.transcripts) * leaf.sampled_count) for leaf in group.transcripts]
-                    for group in groups]
+            return [[1 / (len(groups) * len(counts) * count) for count in counts] for counts in count_L]
         case _:
             raise ValueError(f"unknown loss aggregation {aggregation!r}: use 'sequence' or 'token'")
 

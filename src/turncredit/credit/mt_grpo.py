@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from turncredit.config.training import SingleMember, Std
 from turncredit.credit.base import GroupEstimator, TrajectoryRewards
-from turncredit.credit.grpo import Std, group_zscore
+from turncredit.credit.grpo import group_zscore
 from turncredit.types import Group
 
 
@@ -29,7 +30,8 @@ def intermediate_advantages(
         std: see ``group_zscore``.
 
     Returns:
-        node -> A^I, for intermediate turns only; 0 for a turn without siblings.
+        node -> A^I, for intermediate turns only; 0 for a turn without siblings, whatever
+        ``training.single_member`` says of whole groups.
 
     Raises:
         ValueError: leaves that share a turn disagree on its reward.
@@ -53,9 +55,10 @@ def intermediate_advantages(
     return advantage_of
 
 
-def outcome_advantages(outcome_L: Sequence[float], std: Std = "population") -> list[float]:
-    """Eq. 11: A^O of each leaf, the z-score of its R^O among all leaves of the question."""
-    advantages: list[float] = group_zscore(outcome_L, std).tolist()
+def outcome_advantages(outcome_L: Sequence[float], std: Std = "population", single_member: SingleMember = "zero",
+                       ) -> list[float]:
+    """Eq. 11: A^O of each leaf, the z-score of its R^O among all leaves of the question (see ``group_zscore``)."""
+    advantages: list[float] = group_zscore(outcome_L, std, single_member).tolist()
     return advantages
 
 
@@ -89,8 +92,8 @@ class MTGRPO(GroupEstimator):
 
     def advantages(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]]:
         """See ``GroupEstimator.advantages``."""
-        std, alpha = self.training.group_std, self.training.alpha
-        advantage_of_node = intermediate_advantages([r.intermediate_K for r in rewards], group.node_L_K, std)
-        return [turn_advantages([advantage_of_node[node] for node in node_K[:-1]], outcome, alpha)
-                for node_K, outcome in zip(group.node_L_K, outcome_advantages([r.outcome for r in rewards], std),
-                                           strict=True)]
+        settings = self.training
+        own = intermediate_advantages([r.intermediate_K for r in rewards], group.node_L_K, settings.group_std)
+        outcome_L = outcome_advantages([r.outcome for r in rewards], settings.group_std, settings.single_member)
+        return [turn_advantages([own[node] for node in node_K[:-1]], outcome, settings.alpha)
+                for node_K, outcome in zip(group.node_L_K, outcome_L, strict=True)]

@@ -79,14 +79,14 @@ def discounted_return(reward_K: Sequence[float], gamma: float) -> float:
 
 
 def place_on_tokens(reward_B_K: Sequence[Sequence[float]], length_B_K: Sequence[Sequence[int]]) -> Tensor:
-    """Eq. 9: token rewards r_t over the *sampled* tokens, R_k on the last sampled token of turn k.
+    """Eq. 9: token rewards r_t over the tokens of GAE (``Row.value_mask``), R_k on the last of turn k's tokens.
 
     Args:
         reward_B_K: ragged, the rewards R_k of each trajectory's turns.
-        length_B_K: ragged like it, the number of sampled tokens of each turn (at least 1).
+        length_B_K: ragged like it, the number of tokens of each turn (at least 1).
 
     Returns:
-        ``reward_B_S``, float32; S is the largest number of sampled tokens, zero beyond a row's end.
+        ``reward_B_S``, float32; S is the largest number of a row's tokens, zero beyond a row's end.
 
     Raises:
         ValueError: a trajectory has another number of rewards than of turns, or a turn without tokens.

@@ -116,10 +116,10 @@ class Critic(nn.Module):
         return nn.functional.pad(values_B_T[:, :-1], (1, 0))
 
 
-def token_values(critic: Critic, ids_B_T: Tensor, attention_B_T: Tensor, loss_mask_B_T: Tensor) -> Tensor:
-    """Return the values [N] of the loss tokens, row-major (Eq. 8: V_t, before token t is emitted)."""
-    _check_mask(loss_mask_B_T)
-    return critic(ids_B_T, attention_B_T)[loss_mask_B_T.bool()]
+def token_values(critic: Critic, ids_B_T: Tensor, attention_B_T: Tensor, value_mask_B_T: Tensor) -> Tensor:
+    """Return the values [M] of the tokens of a mask, row-major (Eq. 8: V_t, before token t is emitted)."""
+    _check_mask(value_mask_B_T)
+    return critic(ids_B_T, attention_B_T)[value_mask_B_T.bool()]
 
 
 def token_logprobs(model: PreTrainedModel, ids_B_T: Tensor, attention_B_T: Tensor, loss_mask_B_T: Tensor,
@@ -173,6 +173,6 @@ def _hidden(backbone: nn.Module, ids_B_T: Tensor, attention_B_T: Tensor) -> Tens
     return output.last_hidden_state
 
 
-def _check_mask(loss_mask_B_T: Tensor) -> None:
-    if bool(loss_mask_B_T[:, 0].any()):
-        raise ValueError("loss_mask: the first token of a row has no previous token, so it cannot be a loss token")
+def _check_mask(mask_B_T: Tensor) -> None:
+    if bool(mask_B_T[:, 0].any()):
+        raise ValueError("the first token of a row has no previous token, so it has no log-probability and no value")

@@ -44,10 +44,18 @@ def warm_up(step: int, warmup_steps: int) -> float:
     return min(1.0, (step + 1) / max(1, warmup_steps))
 
 
-def split_minibatches(rows: Sequence[int], count: int, *seed: int | str) -> list[list[int]]:
-    """Shuffle rows by ``seed`` and split them into at most ``count`` minibatches of similar size, none empty."""
-    order = [rows[i] for i in permutation(len(rows), *seed)]
-    return [sorted(minibatch.tolist()) for minibatch in np.array_split(order, min(count, len(rows)))]
+def split_minibatches(branches: Sequence[Sequence[int]], count: int, *seed: int | str) -> list[list[int]]:
+    """Shuffle branches by ``seed`` and deal their rows to at most ``count`` minibatches, none empty.
+
+    Rows that share a turn are in one minibatch: a shared turn has the weight of all its leaves, and a
+    minibatch's weights are scaled by their sum. Minibatches have similar numbers of branches. One tree is
+    several branches, so that few questions still make ``count`` optimiser steps.
+
+    >>> [sorted(map(len, split_minibatches([[0, 1, 2], [3], [4, 5]], count, 0))) for count in (1, 3, 9)]
+    [[6], [1, 2, 3], [1, 2, 3]]
+    """
+    order = np.array_split(permutation(len(branches), *seed), min(count, len(branches)))
+    return [sorted(row for i in minibatch for row in branches[i]) for minibatch in order]
 
 
 class Scorer(nn.Module):
@@ -103,8 +111,8 @@ class Learner:
             for model in (child for child in module.modules() if isinstance(child, PreTrainedModel)):
                 model.gradient_checkpointing_enable({"use_reentrant": False})
         return self.layout.prepare(
-            module.eval(), lambda parameters: torch.optim.AdamW(parameters, learning_rate, betas, weight_decay=0.0),
-            component)
+            module.eval(), lambda parameters: torch.optim.AdamW(
+                parameters, learning_rate, betas, weight_decay=self.settings.weight_decay), component)
 
     # Log-probabilities and values before an update ---------------------------------------------
 
@@ -123,31 +131,31 @@ class Learner:
 
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor | None:
-        """Return ``value_N``, the return predicted before each loss token, or None without a critic."""
+        """Return ``value_M``, the return predicted before each critic token, or None without a critic."""
         if self.critic is None:
             return None
-        value_N = torch.zeros(len(batch.old_logprob_N))
+        value_M = torch.zeros(int(batch.value_start_R[-1]))
         with self.layout.onload(self.critic, "critic"):
             for micro, is_counted in self._micro_batches(batch, batch.trained):
-                micro_value_N = self._values(self.critic, micro).cpu()
+                micro_value_M = self._values(self.critic, micro).cpu()
                 if is_counted:
-                    value_N[micro.flat_N.cpu()] = micro_value_N
-        return self.processes.all_reduce(value_N)
+                    value_M[micro.flat_M.cpu()] = micro_value_M
+        return self.processes.all_reduce(value_M)
 
     # Update ------------------------------------------------------------------------------------
 
     def update(self, batch: Batch, credit: TokenCredit, *, step: int, seed: int, kl_in_loss: bool,
-               reference_logprob_N: Tensor | None, old_value_N: Tensor | None) -> dict[str, float]:
+               reference_logprob_N: Tensor | None, old_value_M: Tensor | None) -> dict[str, float]:
         """Take all optimiser steps of one batch; return their metrics (means over optimiser steps).
 
         A minibatch's weights are divided by their sum, so that the loss of every optimiser step is a mean.
 
         Args:
             batch, credit: tokens and their credit.
-            step: training step from 0, for the warm-up and the order of rows.
+            step: training step from 0, for the warm-up and the order of branches.
             seed: the run's seed.
             kl_in_loss: add beta KL(policy || reference) to the policy's loss.
-            reference_logprob_N, old_value_N: results of ``reference_logprobs`` and ``values`` for this batch.
+            reference_logprob_N, old_value_M: results of ``reference_logprobs`` and ``values`` for this batch.
 
         Raises:
             NonFiniteError: a log-probability, loss or gradient is NaN or infinite. The weights stay
@@ -163,15 +171,14 @@ class Learner:
         reports = []
         with self.processes.network_errors():
             for epoch in range(settings.inner_epochs):
-                for rows in split_minibatches(batch.trained, settings.minibatches, seed, "minibatches", step, epoch):
+                for rows in split_minibatches(batch.branches, settings.minibatches, seed, "minibatches", step, epoch):
                     flat = batch.flat(rows)
                     loss_scale = 1.0 / credit.weight_N[flat].sum().item()
                     micros = self._micro_batches(batch, rows)
                     report = self._policy_step(micros, batch, credit, loss_scale, len(flat),
                                                reference_logprob_N if kl_in_loss else None)
-                    if self.critic is not None and credit.return_N is not None and old_value_N is not None:
-                        report |= self._critic_step(self.critic, micros, credit, credit.return_N, old_value_N,
-                                                    loss_scale)
+                    if self.critic is not None and old_value_M is not None:
+                        report |= self._critic_step(self.critic, micros, credit, old_value_M, batch.value_flat(rows))
                     reports.append(report)
         means = {name: sum(report[name] for report in reports) / len(reports) for name in reports[0]}
         # Sampler and trainer are the same policy only before the first optimiser step.
@@ -215,15 +222,19 @@ class Learner:
             return report | {"grad_norm": self._optimizer_step(self.scorer, self.policy_optimizer, "the policy")}
 
     def _critic_step(self, critic: Critic, micros: Sequence[tuple[MicroBatch, bool]], credit: TokenCredit,
-                     return_N: Tensor, old_value_N: Tensor, loss_scale: float) -> dict[str, float]:
-        """Take one optimiser step of the critic; return its metrics."""
+                     old_value_M: Tensor, flat_M: Tensor) -> dict[str, float]:
+        """Take one optimiser step of the critic, on the critic tokens ``flat_M`` over all ranks; return its metrics."""
+        return_M, weight_M = credit.return_M, credit.value_weight_M
+        if return_M is None or weight_M is None:
+            raise ValueError("an estimator with a critic gives return_M and value_weight_M")
+        loss_scale = 1.0 / weight_M[flat_M].sum().item()
         report = {"value_loss": 0.0}
         with self._training(critic, "critic", self.critic_optimizer):
             for index, (micro, is_counted) in enumerate(micros, start=1):
-                old_N, target_N, weight_N = (t[micro.flat_N.cpu()].to(self.accelerator.device)
-                                             for t in (old_value_N, return_N, credit.weight_N))
-                loss = value_loss(self._values(critic, micro), old_N, target_N,
-                                  weight_N * (loss_scale if is_counted else 0.0), value_clip=self.settings.value_clip)
+                old, target, weight = (t[micro.flat_M.cpu()].to(self.accelerator.device)
+                                       for t in (old_value_M, return_M, weight_M))
+                loss = value_loss(self._values(critic, micro), old, target,
+                                  weight * (loss_scale if is_counted else 0.0), value_clip=self.settings.value_clip)
                 self.layout.backward(loss, last=index == len(micros))
                 report["value_loss"] += loss.item() if is_counted else 0.0
             report = self._total(report)
@@ -277,7 +288,7 @@ class Learner:
 
     def _values(self, critic: Critic, micro: MicroBatch) -> Tensor:
         with self._autocast():
-            return token_values(critic, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T)
+            return token_values(critic, micro.ids_B_T, micro.attention_B_T, micro.value_mask_B_T)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, self.launch.precision == "bfloat16")

@@ -218,18 +218,18 @@ class Trainer:
             self.processes.on_rank_0(lambda: write_records(
                 step_episodes(self.folder, step + 1), recorder.training(step + 1, groups, episodes)))
         rows = rows_of(groups)
-        batch = Batch.of(rows)
+        batch = Batch.of(rows, config.training.gae_tokens)
         reference_N = self.learner.reference_logprobs(batch)
-        value_N = self.learner.values(batch)
+        value_M = self.learner.values(batch)
         credit = self.estimator.credit(
             groups, [[episode.rewards for episode in leaves] for leaves in episodes], rows,
-            old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_N=value_N)
+            old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_M=value_M)
         timestamps.append(time.perf_counter())
 
         self.stop.check(self.processes)  # the last place where the step can be dropped
         report = self.learner.update(
             batch, credit, step=step, seed=config.seed, kl_in_loss=not self.estimator.kl_in_reward,
-            reference_logprob_N=reference_N, old_value_N=value_N)
+            reference_logprob_N=reference_N, old_value_M=value_M)
         self._update_engine(step + 1)
         timestamps.append(time.perf_counter())
 
