@@ -33,7 +33,6 @@ from turncredit.tasks.search.environment import SERVICE
 from turncredit.tasks.search.passages import format_passages
 from turncredit.tasks.search.protocol import RULES
 from turncredit.tasks.search.services import SearchService
-from turncredit.training.budget import TokenBudget
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.loop import Progress, Trainer
@@ -227,7 +226,7 @@ class OurSteps:
     """Steps of our training loop on a setting, one at a time."""
 
     def __init__(self, setting: Setting) -> None:
-        self._progress = Progress(started=now(), budget=TokenBudget(1, 1.0))
+        self._progress = Progress(started=now())
         learner = setting.learner()
         self._trainer = Trainer(
             setting.config, setting.runner(learner), make_estimator(GRPO, setting.config.training), learner,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,25 +43,30 @@ class Cursor:
 START = Cursor()
 
 
-def draw(cursor: Cursor, count: int, pool_size: int, seed: int) -> tuple[list[int], Cursor]:
+def draw(cursor: Cursor, count: int, pool_size: int, seed: int, *, taken: Sequence[int] = (),
+         ) -> tuple[list[int], Cursor]:
     """Return the indices of the next ``count`` questions, and the cursor after them.
 
-    Every epoch has its own permutation. A batch never crosses the end of an epoch, so it never
-    contains a question twice; remaining questions that are too few for a batch are skipped.
+    Every epoch has its own permutation. A draw never crosses the end of an epoch; remaining questions that are
+    too few for it are skipped. A batch of several draws may cross it, and ``taken`` keeps it from holding a
+    question twice.
 
     Args:
-        cursor: position before the batch.
-        count: number of questions, 1 to ``pool_size``.
+        cursor: position before the draw.
+        count: number of questions, 1 to ``pool_size`` minus those taken.
         pool_size: number of questions of an epoch.
         seed: the run's seed.
+        taken: indices that the batch already holds, each once; they are passed over.
 
     >>> draw(Cursor(0, 3), 2, 4, seed=0)[1]
     Cursor(epoch=1, position=2)
     """
-    if not 1 <= count <= pool_size:
-        raise ValueError(f"cannot draw {count} questions from a pool of {pool_size}")
-    if cursor.position + count > pool_size:
+    if not 1 <= count <= pool_size - len(taken):
+        raise ValueError(f"cannot draw {count} questions from a pool of {pool_size}, {len(taken)} of them taken")
+    left_out = set(taken)
+    while True:
+        order = permutation(pool_size, seed, "epoch", cursor.epoch)
+        places = [place for place in range(cursor.position, pool_size) if order[place] not in left_out][:count]
+        if len(places) == count:
+            return [order[place] for place in places], Cursor(cursor.epoch, places[-1] + 1)
         cursor = Cursor(cursor.epoch + 1, 0)
-    end = cursor.position + count
-    chosen = permutation(pool_size, seed, "epoch", cursor.epoch)[cursor.position:end]
-    return chosen, Cursor(cursor.epoch, end)

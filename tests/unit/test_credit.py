@@ -153,6 +153,12 @@ def test_trees_have_the_papers_number_of_leaves_and_two_turns_are_chains() -> No
     training = TrainingConfig(group_size=6, tree_branching=3)
     assert branching_of("tree", 4, training) == (3, 3, 3, 1)
     assert branching_of("tree", 2, training) == (6, 1)  # G^(K-1) = G
+    given_ = TrainingConfig(tree_branching=(4, 4))
+    assert [branching_of("tree", turns, given_) for turns in (3, 6)] == [(4, 4, 1), (4, 4, 1, 1, 1, 1)]
+    with pytest.raises(ValueError, match=r"tree_branching = \[4, 4\]: the last of 2 turns .* its number is 1"):
+        branching_of("tree", 2, given_)
+    with pytest.raises(ValueError, match=r"tree_branching = \[4, 4\]: 2 numbers for 1 turns"):
+        branching_of("tree", 1, given_)
     assert branching_of("chains", 3, training) == (6, 1, 1)
     assert branching_of("single", 3, training) == (1, 1, 1)
     with pytest.raises(ValueError, match="unknown rollout 'bush'"):

@@ -56,6 +56,19 @@ def test_a_batch_never_holds_a_question_twice_and_the_cursor_is_all_the_state(po
         cursor = after
 
 
+@given(st.integers(2, 30), st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(0, 5), st.integers(0, 30))
+def test_a_batch_of_several_draws_holds_no_question_twice_across_epochs(pool, counts, seed, start):
+    cursor, batch = Cursor(0, min(start, pool)), []
+    for count in counts:
+        if room := min(count, pool - len(batch)):
+            chosen, cursor = draw(cursor, room, pool, seed, taken=batch)
+            batch += chosen
+    assert len(set(batch)) == len(batch) == min(sum(counts), pool)
+    assert 0 <= cursor.position <= pool
+
+
 def test_a_batch_larger_than_the_pool_is_refused():
+    with pytest.raises(ValueError, match="cannot draw 18 questions from a pool of 20, 3 of them taken"):
+        draw(START, 18, 20, seed=0, taken=[1, 2, 3])
     with pytest.raises(ValueError, match="cannot draw 21 questions from a pool of 20"):
         draw(START, 21, 20, seed=0)

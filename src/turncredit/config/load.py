@@ -278,12 +278,19 @@ class Scale(StrictModel):
         reading = overrides.reading or found.reading or self.reading
         task = under(reading, found.task, overrides.task)
         rewards = under(reading, self.rewards[task.name], overrides.rewards)
+        training = under(reading, found.training, {})
+        if algorithm.rollout == "tree":
+            try:
+                training.tree_branching_K(task.max_turns)
+            except ValueError as error:
+                raise ConfigError(f"experiments.{experiment}.training.{error}; arm {arm!r} samples a tree",
+                                  "give one number for each turn, or fewer") from error
         evaluated = self.evaluated(experiment)  # None if it equals all data sets, so that the hash does not change
         return RunConfig(
             scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
             rewards=rewards, train_on=found.train_on, retriever=found.retriever,
             evaluate_on=None if evaluated == self.datasets else evaluated,
-            training=under(reading, found.training, {}), device=self.device, threads=self.threads,
+            training=training, device=self.device, threads=self.threads,
             engine=found.engine or self.engine, launch=found.launch or self.launch)
 
     def identical(self, experiment: str, arm: str) -> tuple[str, str]:

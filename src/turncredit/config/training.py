@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from turncredit.config.base import StrictModel, optional
 
@@ -25,7 +25,8 @@ class TrainingConfig(StrictModel):
     tokens_per_step: int = Field(2000, ge=1)  # sampled tokens a step, shared turns counted once
     trajectories_per_step: int | None = optional(ge=1)  # instead of tokens: episodes, the leaves of a tree each
     group_size: int = Field(8, ge=2)  # chains of rollout `chains`: G of group baselines
-    tree_branching: int = Field(2, ge=2)  # turns sampled from each state of rollout `tree`: G of the paper's trees
+    # turns sampled from each state of rollout `tree`: one G for every turn but the last, or a list, one for each turn
+    tree_branching: int | tuple[int, ...] = 2
     inner_epochs: int = Field(1, ge=1)  # passes over a batch (mu of GRPO, ppo_epochs of PPO)
     minibatches: int = Field(2, ge=1)  # optimiser steps a pass
     micro_batch_tokens: int = Field(8192, ge=1)  # padded tokens a forward pass
@@ -51,3 +52,36 @@ class TrainingConfig(StrictModel):
     loss_aggregation: Literal["sequence", "token"] = "sequence"  # 1/|y_i| of Eq. 3, or token mean
     validate_every: int = Field(10, ge=1)
     checkpoint_every: int = Field(20, ge=1)
+
+    @field_validator("tree_branching", mode="before")
+    @classmethod
+    def _a_tree_branches(cls, value: Any) -> Any:
+        numbers = value if isinstance(value, list | tuple) else (value,)
+        if not all(type(n) is int and n > 0 for n in numbers) or max(numbers, default=0) < 2:
+            raise ValueError(f" = {value!r}: a number above 1, or a list of one number above 0 for each turn, "
+                             "with one of them above 1")
+        return value
+
+    def tree_branching_K(self, max_turns: int) -> tuple[int, ...]:
+        """``tree_branching`` written out: turns sampled from each state, one number for each turn.
+
+        A list that is shorter than ``max_turns`` is filled with 1. The last turn is sampled once (appendix D). A
+        tree of two turns branches at the first turn only, so with one number it is ``group_size`` chains and
+        costs what they cost.
+
+        Raises:
+            ValueError: a list is longer than ``max_turns``, or branches at the last turn.
+
+        >>> [TrainingConfig(tree_branching=given).tree_branching_K(4) for given in (3, (4, 2))]
+        [(3, 3, 3, 1), (4, 2, 1, 1)]
+        """
+        given = self.tree_branching
+        if isinstance(given, int):
+            given = (self.group_size,) if max_turns <= 2 else (given,) * (max_turns - 1)
+        elif len(given) > max_turns:
+            raise ValueError(f"tree_branching = {[*given]}: {len(given)} numbers for {max_turns} turns "
+                             "(task.max_turns)")
+        elif len(given) == max_turns and given[-1] != 1:
+            raise ValueError(f"tree_branching = {[*given]}: the last of {max_turns} turns (task.max_turns) is sampled "
+                             "once; its number is 1")
+        return given + (1,) * (max_turns - len(given))

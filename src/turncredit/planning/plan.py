@@ -185,7 +185,7 @@ def _faults(run: RunConfig, shape: Shape, footprint: Memory, load: Workload, gpu
     if task.max_context_tokens > shape.longest:
         yield f"task.max_context_tokens = {task.max_context_tokens}: the policy's limit is {shape.longest}"
     if (asked := training.trajectories_per_step) is not None and asked < load.leaves:
-        key = "tree_branching" if any(b > 1 for b in load.branching[1:]) else "group_size"
+        key = "tree_branching" if run.algorithm.rollout == "tree" and task.max_turns > 2 else "group_size"
         yield (f"training.trajectories_per_step = {asked}: one question has {load.leaves} trajectories;"
                f" raise it, or lower training.{key}")
     if training.minibatches > load.trajectories:

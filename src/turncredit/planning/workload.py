@@ -20,7 +20,7 @@ class Workload:
 
     Attributes:
         branching: actions sampled from each state, for every turn.
-        leaves: trajectories per question.
+        leaves: trajectories per question, where every branch has the typical number of turns.
         questions, trajectories: per step.
         sampled_tokens: per step; shared turns count once.
         read_tokens: tokens of prompts and observations per step; shared ones count once.
@@ -58,14 +58,14 @@ def workload(run: RunConfig, branching: Sequence[int], pool: int | None, assumed
     turn = min(assumed.turn_tokens, task.max_turn_tokens)
     seen = round(assumed.observation_share * task.max_observation_tokens)
     copies_K = [math.prod(branching[:k + 1]) for k in range(turns)]
-    leaves = math.prod(branching)
+    leaves = copies_K[-1]
     sampled = turn * sum(copies_K)
     if training.trajectories_per_step is None:
         questions = max(1, round(training.tokens_per_step / sampled))
     else:
         questions = max(1, round(training.trajectories_per_step / leaves))
     questions = questions if pool is None else min(questions, pool)
-    trajectories = questions * copies_K[-1]
+    trajectories = questions * leaves
     row = min(assumed.prompt_tokens + turns * turn + (turns - 1) * seen, task.max_context_tokens)
     rows_at_once = max(1, training.micro_batch_tokens // row)
     rows = math.ceil(trajectories / training.minibatches)

@@ -11,14 +11,12 @@ def branching_of(rollout: Rollout, max_turns: int, training: TrainingConfig) -> 
 
     Args:
         rollout: ``single``: one chain per question. ``chains``: ``group_size`` chains, which branch at the
-            first turn only. ``tree``: every turn but the last branches into ``tree_branching``
-            (appendix D). A tree of two turns branches at the first turn only, so it is ``group_size``
-            chains and costs what they cost.
+            first turn only. ``tree``: see ``TrainingConfig.tree_branching_K`` (appendix D).
         max_turns: N_max.
         training: ``group_size`` and ``tree_branching``.
 
     Raises:
-        ValueError: unknown rollout.
+        ValueError: unknown rollout, or a ``tree_branching`` that does not fit ``max_turns``.
 
     >>> settings = TrainingConfig(group_size=8, tree_branching=3)
     >>> [branching_of(rollout, 4, settings) for rollout in ("single", "chains", "tree")]
@@ -31,8 +29,6 @@ def branching_of(rollout: Rollout, max_turns: int, training: TrainingConfig) -> 
         case "chains":
             return (training.group_size, *later)
         case "tree":
-            if max_turns <= 2:
-                return (training.group_size, *later)
-            return (*[training.tree_branching] * (max_turns - 1), 1)
+            return training.tree_branching_K(max_turns)
         case _:
             raise ValueError(f"unknown rollout {rollout!r}: use single, chains or tree")

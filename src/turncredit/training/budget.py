@@ -1,76 +1,132 @@
-"""Questions per training step, chosen so that all arms sample equally many tokens or trajectories."""
+"""Questions per training step, chosen so that all arms sample equally many tokens or trajectories.
+
+A question's cost is unknown before it is sampled. So a step plays questions in chunks, each as large as
+what is known of the costs allows, and ends when it has about its quota. The costs of earlier steps make
+one chunk enough as a rule; the first step learns them from its own first chunks, so that nothing is
+sampled apart from training.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from turncredit.types import Transcript
+from turncredit.config.training import TrainingConfig
+from turncredit.types import Group
 
-_DECAY = 0.7  # weight of the earlier steps in the moving average
+FACTOR = 1.5  # a step samples between target / 1.5 and 1.5 * target
+_CORRECTION = 0.25  # largest part of the target by which a step corrects the error of earlier steps
+_TOLERANCE = 0.1  # part of the target below which what is missing is left to the next step
+_DECAY = 0.7  # weight of the earlier steps in the statistics of costs
+_DEVIATIONS = 2.0  # standard errors between a chunk's expected cost and the limit
+_FIRST = 4  # questions of the first chunk
+_GROWTH = 2.0  # largest chunk, as a multiple of the questions whose costs are known
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """Keeps the number of sampled tokens near ``step * tokens_per_step``; immutable.
+class Quota:
+    """What a training step shall sample, and what one question may cost.
 
     Attributes:
-        tokens_per_step: target of sampled tokens (shared turns counted once).
-        tokens_per_question: moving average of the tokens that a question costs.
-        steps: observed steps.
-        spent: tokens sampled in these steps.
+        target: tokens (a turn that leaves share counts once) or trajectories (each leaf of a tree counts).
+        counts_tokens: whether it is tokens.
+        least, largest: bounds of the cost of one question.
     """
 
-    tokens_per_step: int
-    tokens_per_question: float
+    target: int
+    counts_tokens: bool
+    least: int
+    largest: int
+
+    @classmethod
+    def of(cls, training: TrainingConfig, branching: Sequence[int], max_turn_tokens: int) -> Quota:
+        """The quota of a run.
+
+        Args:
+            training: ``trajectories_per_step``, or else ``tokens_per_step``.
+            branching: turns sampled from each state, for every turn.
+            max_turn_tokens: the longest turn.
+
+        >>> Quota.of(TrainingConfig(trajectories_per_step=512), (3, 3, 1), 32)  # a tree may end at its first turns
+        Quota(target=512, counts_tokens=False, least=3, largest=9)
+        >>> Quota.of(TrainingConfig(tokens_per_step=2000), (3, 3, 1), 32).largest  # (3 + 9 + 9) * 32
+        672
+        """
+        copies_K = [math.prod(branching[:k + 1]) for k in range(len(branching))]
+        if training.trajectories_per_step is not None:
+            return cls(training.trajectories_per_step, False, copies_K[0], copies_K[-1])
+        return cls(training.tokens_per_step, True, copies_K[0], sum(copies_K) * max_turn_tokens)
+
+    def cost(self, group: Group) -> int:
+        """What the episodes of one question cost."""
+        return group.sampled_count if self.counts_tokens else len(group.transcripts)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a run has sampled, and what its questions cost; immutable.
+
+    Attributes:
+        steps: observed steps.
+        spent: the cost of all their questions.
+        questions, cost, square: number of questions, sum and sum of squares of their costs; earlier steps
+            count less.
+    """
+
     steps: int = 0
     spent: int = 0
+    questions: float = 0.0
+    cost: float = 0.0
+    square: float = 0.0
 
-    def question_count(self, most: int) -> int:
-        """Return the number of questions of the next step, 1 to ``most``; corrects the error of earlier steps.
+    def more_questions(self, quota: Quota, cost_Q: Sequence[int], most: int) -> int:
+        """Return the size of a step's next chunk of questions; 0 ends the step.
 
-        >>> TokenBudget(2000, 100.0).question_count(500)
-        20
-        >>> TokenBudget(2000, 100.0, steps=1, spent=2500).question_count(500)
-        15
+        The step aims at the quota, corrected for earlier steps by at most a quarter of it. A chunk's expected
+        cost plus two standard errors keeps the step below 1.5 times the target, and a step with less than
+        target / 1.5 goes on. So a step leaves these bounds only if a single question costs a large part of the
+        target, if costs change suddenly between two steps, or if there are no more questions.
+
+        Args:
+            quota: what a step shall sample.
+            cost_Q: costs of the questions that the step has played.
+            most: number of questions that it may still play.
+
+        >>> steady = Budget(steps=1, spent=2000, questions=20.0, cost=2000.0, square=200_000.0)
+        >>> quota = Quota(target=2000, counts_tokens=True, least=1, largest=900)
+        >>> [steady.more_questions(quota, cost_Q, most=500) for cost_Q in ([], [100] * 20, [100] * 12)]
+        [20, 0, 8]
+        >>> Budget().more_questions(quota, [], most=500)  # no cost is known; three questions fit in any case
+        3
         """
-        left = self.tokens_per_step * (self.steps + 1) - self.spent
-        return min(max(round(left / self.tokens_per_question), 1), most)
+        played, target = sum(cost_Q), quota.target
+        aim = min(max(target * (self.steps + 1) - self.spent, target * (1 - _CORRECTION)), target * (1 + _CORRECTION))
+        room = FACTOR * target - played
+        known = self.questions + len(cost_Q)
+        if quota.least == quota.largest:
+            count = round((aim - played) / quota.largest)
+        elif not known:
+            count = min(_FIRST, int(room / quota.largest))
+        elif aim - played <= _TOLERANCE * target:
+            count = 0
+        else:
+            mean = (self.cost + played) / known
+            square = (self.square + sum(cost * cost for cost in cost_Q)) / known
+            variance = max(square - mean * mean, 0.0) if known >= 2 else mean * mean
+            count = min(round((aim - played) / mean), math.ceil(_GROWTH * known))
+            while count > 0 and count * mean + _DEVIATIONS * math.sqrt(
+                    variance * (count + count * count / known)) > room:
+                count -= 1
+        if played * FACTOR < target:
+            count = max(count, 1)
+        return min(max(count, 0), most)
 
-    def observe(self, questions: int, tokens: int) -> TokenBudget:
-        """Return the budget after a step that sampled ``tokens`` tokens for ``questions`` questions."""
-        average = _DECAY * self.tokens_per_question + (1 - _DECAY) * tokens / questions
-        return replace(self, tokens_per_question=average, steps=self.steps + 1, spent=self.spent + tokens)
+    def observe(self, cost_Q: Sequence[int]) -> Budget:
+        """Return the budget after a step whose questions cost ``cost_Q``."""
+        return Budget(
+            self.steps + 1, self.spent + sum(cost_Q), _DECAY * self.questions + len(cost_Q),
+            _DECAY * self.cost + sum(cost_Q), _DECAY * self.square + sum(cost * cost for cost in cost_Q))
 
 
-def question_count(trajectories: int | None, branching: Sequence[int], budget: TokenBudget, most: int) -> int:
-    """Return the number of questions of the next step, 1 to ``most``.
-
-    Args:
-        trajectories: number per step, each leaf of a tree counted; None: use the token budget.
-        branching: actions sampled from each state, for every turn.
-        budget: used if ``trajectories`` is None.
-        most: number of training questions (one epoch).
-
-    >>> [question_count(512, b, TokenBudget(1, 1.0), 1000) for b in ((1, 1, 1), (5, 1, 1), (3, 3, 1))]
-    [512, 102, 57]
-    """
-    if trajectories is None:
-        return budget.question_count(most)
-    return min(max(round(trajectories / math.prod(branching)), 1), most)
-
-
-def tokens_per_question(branching: Sequence[int], transcripts: Sequence[Transcript]) -> float:
-    """Estimate the sampled tokens of one question from episodes without branching.
-
-    Turn k is sampled branching_1 * ... * branching_k times in each episode that reaches it.
-
-    Args:
-        branching: actions sampled from each state, for every turn.
-        transcripts: single episodes of the same policy (the validation before training).
-    """
-    copies_K = [math.prod(branching[:k + 1]) for k in range(len(branching))]
-    total = sum(copies * len(turn.sampled_ids) for transcript in transcripts
-                for copies, turn in zip(copies_K, transcript.turns, strict=False))
-    return max(total / len(transcripts), 1.0)
+NOTHING_SPENT = Budget()

@@ -26,14 +26,14 @@ from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.episodes.keep import EpisodeRecorder, kept_steps
 from turncredit.episodes.records import step_episodes, write_records
 from turncredit.errors import Interrupted
-from turncredit.evaluation import Episode, EpisodeRunner
+from turncredit.evaluation import EpisodeRunner
 from turncredit.files import writing
 from turncredit.losses import kl_k3
 from turncredit.rollout.branching import branching_of
 from turncredit.seeding import START, Cursor, derive_seed, draw
 from turncredit.training import checkpoint
 from turncredit.training.batch import Batch
-from turncredit.training.budget import TokenBudget, question_count, tokens_per_question
+from turncredit.training.budget import NOTHING_SPENT, Budget, Quota
 from turncredit.training.interrupt import StopRequest
 from turncredit.training.learner import Learner
 from turncredit.training.metrics import (
@@ -46,7 +46,7 @@ from turncredit.training.metrics import (
 )
 from turncredit.training.monitor import collapse_flags
 from turncredit.training.trackers import MetricsLogger
-from turncredit.types import Item
+from turncredit.types import Group, Item
 
 STATE = "state.json"
 
@@ -59,7 +59,7 @@ class Progress:
         started: time of the run's first start.
         step: training steps done.
         cursor: position in the data order.
-        budget: the token budget; None before the first validation, which measures the tokens per question.
+        budget: what was sampled, and what questions cost.
         rows: metrics rows; the first one is from before training.
         wall_s: seconds of training, including those before a resume.
         resumed_from: steps at which the run was resumed.
@@ -68,7 +68,7 @@ class Progress:
     started: str
     step: int = 0
     cursor: Cursor = START
-    budget: TokenBudget | None = None
+    budget: Budget = NOTHING_SPENT
     rows: tuple[MetricsRow, ...] = ()
     wall_s: float = 0.0
     resumed_from: tuple[int, ...] = ()
@@ -81,8 +81,7 @@ class Progress:
     def load(cls, folder: Path) -> Progress:
         """Read ``state.json`` of a checkpoint."""
         raw: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        budget = raw.pop("budget")
-        return cls(cursor=Cursor(**raw.pop("cursor")), budget=None if budget is None else TokenBudget(**budget),
+        return cls(cursor=Cursor(**raw.pop("cursor")), budget=Budget(**raw.pop("budget")),
                    rows=tuple(raw.pop("rows")), resumed_from=tuple(raw.pop("resumed_from")), **raw)
 
 
@@ -184,13 +183,7 @@ class Trainer:
         episodes = self.processes.scatter_gather(self.validation, self.runner.chains)
         self.runner.engine.reset_prefix_cache()  # the next rollout must not depend on them, as after a resume
         row |= validation_columns(episodes, self.config.train_on, self.runner.plugin)
-        return replace(progress, rows=(*progress.rows[:-1], row),
-                       budget=progress.budget or self._first_budget(episodes))
-
-    def _first_budget(self, episodes: Sequence[Episode]) -> TokenBudget:
-        branching = branching_of(self.config.algorithm.rollout, self.config.task.max_turns, self.config.training)
-        cost = tokens_per_question(branching, [episode.transcript for episode in episodes])
-        return TokenBudget(self.config.training.tokens_per_step, cost)
+        return replace(progress, rows=(*progress.rows[:-1], row))
 
     def _finish_row(self, progress: Progress) -> Progress:
         """Add the time and the collapse flags to the last row."""
@@ -202,14 +195,9 @@ class Trainer:
     def step(self, progress: Progress) -> Progress:
         """Take one training step; if it raises before the update, weights and progress are unchanged."""
         config, step, timestamps = self.config, progress.step, [time.perf_counter()]
-        assert progress.budget is not None  # set by the validation before training
         branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
-        count = question_count(config.training.trajectories_per_step, branching, progress.budget, len(self.pool))
-        chosen, cursor = draw(progress.cursor, count, len(self.pool), config.seed)
-        items = [self.pool[i] for i in chosen]
-        groups = self.processes.scatter_gather(items, lambda share: self.runner.play(
-            share, branching, temperature=config.training.temperature,
-            seed_of=lambda item, path: derive_seed(config.seed, step, item, *path)))
+        quota = Quota.of(config.training, branching, config.task.max_turn_tokens)
+        items, groups, cursor = self._play(progress, branching, quota)
         self.runner.engine.sleep()
         timestamps.append(time.perf_counter())
 
@@ -239,8 +227,22 @@ class Trainer:
                **dict(zip(("seconds_rollout", "seconds_scoring", "seconds_update"), seconds, strict=True))}
         if reference_N is not None:
             row["kl"] = max(0.0, kl_k3(batch.old_logprob_N, reference_N, credit.weight_N).item())
-        budget = progress.budget.observe(len(groups), sum(group.sampled_count for group in groups))
+        budget = progress.budget.observe([*map(quota.cost, groups)])
         return replace(progress, step=step + 1, cursor=cursor, budget=budget, rows=(*progress.rows, row))
+
+    def _play(self, progress: Progress, branching: Sequence[int], quota: Quota,
+              ) -> tuple[list[Item], list[Group], Cursor]:
+        """Play questions in chunks up to the step's quota; return them, their groups and the cursor after them."""
+        config, cursor = self.config, progress.cursor
+        chosen: list[int] = []
+        groups: list[Group] = []
+        while count := progress.budget.more_questions(quota, [*map(quota.cost, groups)], len(self.pool) - len(chosen)):
+            drawn, cursor = draw(cursor, count, len(self.pool), config.seed, taken=chosen)
+            groups += self.processes.scatter_gather([self.pool[i] for i in drawn], lambda share: self.runner.play(
+                share, branching, temperature=config.training.temperature,
+                seed_of=lambda item, path: derive_seed(config.seed, progress.step, item, *path)))
+            chosen += drawn
+        return [self.pool[i] for i in chosen], groups, cursor
 
 
 class _ProgressBar:
