@@ -45,8 +45,8 @@ def test_killed_anywhere_a_run_ends_as_if_it_had_not_been(tmp_path, arm):
         uninterrupted = train(whole, config(arm))
     paths = type(uninterrupted).under(killed, config(arm))
 
-    # First while the second checkpoint is being saved; then in the first update after the resume (three
-    # turns sampled, its second optimiser step); then not at all.
+    # First while the second checkpoint is being saved; then soon after the resume, in a later chunk of the step's
+    # rollout or in its update; then not at all.
     saves = [i for i, name in enumerate(seen, start=1) if name == "sync" and seen[i - 2] == "sha256"]
     for event, code in ((saves[1] + 2, -signal.SIGKILL), (6, -signal.SIGKILL), (10**9, 0)):
         assert not paths.run.exists()

@@ -34,6 +34,13 @@ def test_each_mode_raises_its_own_flag_and_no_other(flag, symptoms):
     assert collapse_flags(history(**symptoms), max_turns=4, success="answer_correct") == (flag,)
 
 
+def test_a_format_that_never_was_right_is_flagged_until_it_is_right_once():
+    rows = [row | {"format_correct": 0.0} for row in history()]
+    assert collapse_flags(rows, max_turns=4, success="answer_correct") == ("format_never_right",)
+    assert collapse_flags([*rows, rows[-1] | {"format_correct": 0.02}], max_turns=4, success="answer_correct") == ()
+    assert collapse_flags(rows[:5], max_turns=4, success="answer_correct") == ()  # four steps: too early to say
+
+
 def test_a_solved_task_that_needs_all_turns_is_not_pinned():
     assert collapse_flags(history(turns_mean=2.0, stop_answered=1.0), max_turns=2, success="answer_correct") == ()
 

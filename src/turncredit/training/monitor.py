@@ -1,7 +1,8 @@
 """Collapse flags: pure functions of the metrics that detect a collapsed run. Flagged runs are still reported.
 
 They detect what replications of this paper met: rewards that never vary (so no gradient), answers
-that grow without end, agents that search up to the turn limit and never answer, and a lost format.
+that grow without end, agents that search up to the turn limit and never answer, and a format that is lost or was
+never learned.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 MetricsRow = Mapping[str, float | str | None]
 
+NEVER = 0.01  # format correctness that counts as none
 WINDOW = 5  # consecutive training steps that must all meet a flag's condition
 SAMPLER_TRAINER_KL_GATE = 0.015  # prime-rl's gate
 
@@ -23,6 +25,7 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: st
     - ``length_explosion``: an episode samples over three times the tokens of the first steps;
     - ``searches_pinned``: episodes use all turns, and most end without an answer;
     - ``format_lost``: format correctness fell below a tenth of its best, which was above 0.3;
+    - ``format_never_right``: format correctness was at most 0.01 in every step so far;
     - ``sampler_drift``: in the last step, sampler and trainer differ by a KL above 0.015.
 
     Args:
@@ -63,6 +66,8 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: st
         best = max(value for row in rows if isinstance(value := row.get("format_correct"), int | float))
         if best > 0.3 and max(form) < 0.1 * best:
             flags.append("format_lost")
+        if best <= NEVER:
+            flags.append("format_never_right")
     if (drift := last("sampler_trainer_kl")) and drift[-1] > SAMPLER_TRAINER_KL_GATE:
         flags.append("sampler_drift")
     return tuple(flags)
