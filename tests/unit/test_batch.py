@@ -2,7 +2,11 @@
 
 import torch
 
-from tests.trees import random_tree, transcript, turn
+from tests.tolerance import assert_close
+from tests.trees import random_rewards, random_tree, transcript, turn
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.training import TrainingConfig
+from turncredit.credit.base import make_estimator
 from turncredit.credit.rows import rows_of
 from turncredit.training.batch import Batch
 from turncredit.training.learner import split_minibatches
@@ -71,6 +75,19 @@ def test_a_minibatch_has_all_leaves_of_a_shared_turn_and_chains_are_dealt_one_by
         chains = rows_of([Group.of_chains([transcript(turn(n)) for n in range(9)])])
         assert {len(minibatch) for minibatch in split_minibatches(Batch.of(chains).branches, count, seed)} <= {
             9 // count, -(-9 // count)}
+
+
+def test_a_minibatch_of_a_tree_weighs_as_much_as_its_leaves():
+    """A shared turn has the weight of all its leaves, so a leaf elsewhere would be missing from its minibatch."""
+    trees = [random_tree(seed, 3, 4, early=0.3, question=f"q{seed}") for seed in range(3)]
+    rows = rows_of(trees)
+    batch = Batch.of(rows)
+    credit = make_estimator(
+        Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree"), TrainingConfig()).credit(
+        trees, [random_rewards(0, tree) for tree in trees], rows, old_logprob_N=batch.old_logprob_N)
+    for minibatch in split_minibatches(batch.branches, 2, 0):
+        leaves = sum(1 / (len(trees) * len(trees[rows[r].group].transcripts)) for r in minibatch)
+        assert_close(credit.weight_N[batch.flat(minibatch)].sum(), leaves, terms=len(credit.weight_N))
 
 
 def test_packing_keeps_rows_of_like_length_together():
