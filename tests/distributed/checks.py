@@ -242,7 +242,8 @@ def faults(processes: Processes, root: Path) -> Facts:
         for name, error in (("retriever", RetrieverError("nobody answers", "start it")),
                             ("crash", ValueError("a bug"))):
             FakeRetriever.search = failing(error)  # type: ignore[method-assign]
-            facts[name] = ending(lambda name=name: train(root / name, run_config("tree")))
+            many = run_config("tree", tokens_per_step=600)  # chunks of several questions, so that rank 1 plays some
+            facts[name] = ending(lambda name=name, many=many: train(root / name, many))
     finally:
         FakeRetriever.search = real  # type: ignore[method-assign]
     paths = RunPaths.under(root / "locked", run_config("tree"))
