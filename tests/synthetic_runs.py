@@ -28,8 +28,8 @@ PARTS = {"tool_execution": 0.2, "search_answer": 0.5, "answer_presence": 0.5, "e
          "xml_format": 0.2, "xml_tags": 0.2}
 
 
-def scale(seeds: int = 3) -> Scale:
-    return load_scale("mini").model_copy(update={"seeds": seeds})
+def scale(seeds: int = 3, bases: int = 1) -> Scale:
+    return load_scale("mini").model_copy(update={"seeds": seeds, "base_policies": bases})
 
 
 def rng_of(*names: object) -> np.random.Generator:
@@ -38,10 +38,10 @@ def rng_of(*names: object) -> np.random.Generator:
 
 def write_run(root: Path, config: RunConfig, found: Scale) -> Path:
     """A finished run of ``config`` under ``root``."""
-    folder = root / config.experiment / config.arm / f"seed-{config.seed}"
+    folder = root / config.experiment / config.key
     folder.mkdir(parents=True)
     metrics_of(config, found).to_csv(folder / "metrics.csv", index=False)
-    evaluation = evaluation_of(config.experiment, config.arm, config.seed, found)
+    evaluation = evaluation_of(config.experiment, config.arm, config.random_seed, found)
     evaluation.to_csv(folder / "evaluation.csv", index=False)
     asked = zip(evaluation["dataset"], evaluation["question_id"], strict=True)
     (folder / "manifest.json").write_text(json.dumps({
@@ -53,7 +53,7 @@ def write_run(root: Path, config: RunConfig, found: Scale) -> Path:
 
 
 def metrics_of(config: RunConfig, found: Scale) -> pd.DataFrame:
-    rng = rng_of("metrics", config.experiment, config.arm, config.seed)
+    rng = rng_of("metrics", config.experiment, config.arm, config.random_seed)
     top, pace = TOP.get(config.arm, 0.5) + rng.normal(0, 0.03), 6 + 3 * rng.random()
     rows = []
     for step in range(STEPS + 1):
@@ -106,15 +106,17 @@ def evaluation_of(experiment: str, arm: str, seed: int, found: Scale) -> pd.Data
 
 
 def write_experiments(root: Path, found: Scale, seeds: Mapping[str, int]) -> list[Path]:
-    """Collected folders of experiments under ``root``, with so many seeds each; ``same_as`` arms are shared."""
-    made: dict[tuple[str, str, int], Path] = {}
+    """Collected folders of experiments under ``root``, with so many seeds a base; ``same_as`` arms are shared."""
+    made: dict[tuple[str, str, int, int], Path] = {}
     folders = []
     for experiment, count in seeds.items():
         if experiment == "untrained":
-            runs = [write_untrained(root, kind, found) for kind in ("initial", "expert")]
+            runs = [write_untrained(root, kind, found, base) for kind in ("initial", "expert")
+                    for base in range(found.base_policies)]
         else:
             arms = found.experiments[experiment].arms
-            keys = [(*found.identical(experiment, arm), seed) for arm in arms for seed in range(count)]
+            keys = [(*found.identical(experiment, arm), seed, base) for arm in arms
+                    for base in range(found.base_policies) for seed in range(count)]
             for key in keys:
                 if key not in made:
                     made[key] = write_run(root, found.run(*key), found)
@@ -124,10 +126,10 @@ def write_experiments(root: Path, found: Scale, seeds: Mapping[str, int]) -> lis
     return folders
 
 
-def write_untrained(root: Path, kind: str, found: Scale) -> Path:
-    folder = root / "untrained" / kind / "seed-0"
+def write_untrained(root: Path, kind: str, found: Scale, base: int = 0) -> Path:
+    folder = root / "untrained" / kind / f"base-{base}"
     folder.mkdir(parents=True)
-    pd.concat(evaluation_of(experiment, kind, 0, found).assign(experiment=experiment)
+    pd.concat(evaluation_of(experiment, kind, base, found).assign(experiment=experiment)
               for experiment in ("search", "two_turn")).to_csv(folder / "evaluation.csv", index=False)
     return folder
 

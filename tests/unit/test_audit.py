@@ -101,9 +101,9 @@ def test_a_claim_needs_all_its_comparisons() -> None:
 
 def arm_with(curve_S_T: np.ndarray, column: str = "validation_facts_answer_correct") -> ArmRuns:
     seeds, steps = curve_S_T.shape
-    metrics = pd.DataFrame({"seed": np.repeat(np.arange(seeds), steps), "step": np.tile(np.arange(steps), seeds),
-                            column: curve_S_T.ravel(), "questions": 2})
-    return ArmRuns("search", "MT-PPO", metrics, pd.DataFrame({"seed": np.arange(seeds)}), "fresh")
+    metrics = pd.DataFrame({"base": 0, "seed": np.repeat(np.arange(seeds), steps),
+                            "step": np.tile(np.arange(steps), seeds), column: curve_S_T.ravel(), "questions": 2})
+    return ArmRuns("search", "MT-PPO", metrics, pd.DataFrame({"base": 0, "seed": np.arange(seeds)}), "fresh")
 
 
 def test_a_collapse_is_a_large_fall_to_under_half() -> None:

@@ -84,7 +84,8 @@ def fragments(results: Results, arms: dict[str, ArmRuns]) -> Iterator[str]:
         yield f"| {label} | " + " | ".join(f"{early[arm].mean():.3f}" for arm in (*GROUP, *CRITIC)) + " |"
     yield f"MT-PPO is {comparison('4a', 'PPO-OR', -1)} below PPO-OR"
     yield f"and {comparison('4a', 'PPO-MR', -1)} below PPO-MR"
-    searches = {arm: arms[arm].metrics.pivot(index="step", columns="seed", values="searches_mean") for arm in arms}
+    searches = {arm: runs.metrics.pivot(index="step", columns=["base", "seed"], values="searches_mean")
+                for arm, runs in arms.items()}
     low, other = searches["MT-PPO"], searches["PPO-OR"]
     few = low.loc[6:8].min() < 0.5
     assert set(low.min()[few].index) == set(low.min()[low.min() < 0.5].index)
@@ -143,7 +144,7 @@ def test_counts_and_verdicts_are_those_of_the_files(results: Results, arms: dict
     assert {manifest["code_revision"][:7] for manifest in runs.values()} == {"ae1f5c1"}
     assert f"{len(runs)} runs of 40 steps" in SHOWN
     for experiment, seeds in (("search", 10), ("two_turn", 10), ("ablation", 5), ("placement", 5)):
-        assert {len(found.seeds) for found in results.arms(experiment).values()} == {seeds}
+        assert {len(found.runs) for found in results.arms(experiment).values()} == {seeds}
     metrics = pd.concat([found.metrics for name in results.scale.experiments for found in results.arms(name).values()])
     tokens = metrics[metrics["step"] > 0].groupby(["experiment", "arm", "seed"])["tokens_sampled"].mean()
     assert f"samples {tokens.min():,.0f} to {tokens.max():,.0f} tokens per step on average" in SHOWN

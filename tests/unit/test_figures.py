@@ -133,7 +133,7 @@ def test_every_figure_names_its_band_seeds_and_runs(drawn: Drawn) -> None:
 
 
 def test_a_partial_set_of_runs_says_so(results: Results, drawn: Drawn) -> None:
-    assert "PARTIAL, 2 of 3 seeds: PPO-OR, PPO-MR, MT-PPO" in words(drawn["fig3_training_dynamics"][0])
+    assert "PARTIAL, 2 of 3 runs: PPO-OR, PPO-MR, MT-PPO" in words(drawn["fig3_training_dynamics"][0])
     assert "PARTIAL" not in words(drawn["fig1_tool_use"][0])
     runs = results.runs["two_turn"]
     metrics, evaluation = (frame[frame["arm"] != "GRPO-MR"] for frame in (runs.metrics, runs.evaluation))

@@ -50,7 +50,7 @@ def manifest(run: Path) -> dict[str, object]:
 
 def test_a_run_comes_in_with_its_bytes_and_says_what_was_checked(run: Path, tmp_path: Path) -> None:
     copy = imported(run, tmp_path, questions=asked(run))
-    assert copy == tmp_path / "results/imported/mini/search/MT-PPO/seed-1"
+    assert copy == tmp_path / "results/imported/mini/search/MT-PPO/base-0/seed-1"
     for name in ("metrics.csv", "evaluation.csv"):
         assert (copy / name).read_bytes() == (run / name).read_bytes()
     origin = manifest(copy)["origin"]
@@ -76,7 +76,7 @@ def test_its_origin_stands_beside_every_number(run: Path, tmp_path: Path) -> Non
     arm, own = found.arm("search", "MT-PPO"), found.arm("search", "PPO-OR")
     assert arm is not None
     assert own is not None
-    assert arm.source == "fresh (1 of 2 seeds), imported: a friend's cluster (1 of 2 seeds)"
+    assert arm.source == "fresh (1 of 2 runs), imported: a friend's cluster (1 of 2 runs)"
     assert own.source == "fresh"
     reported = read_reported(ROOT / "paper_tables/reported")
     entries = {entry.id: entry for entry in audit(found.runs, SCALE, reported)}
@@ -92,7 +92,7 @@ def test_a_run_without_metrics_counts_in_scores_and_in_no_curve(run: Path, tmp_p
     found = collected(tmp_path, imported(run, tmp_path))
     arm = found.arm("search", "MT-PPO")
     assert arm is not None
-    assert arm.seeds == (0, 1)
+    assert arm.runs == ((0, 0), (0, 1))
     assert set(arm.metrics["seed"]) == {0}
     only = synthetic.write_run(tmp_path / "only", SCALE.run("search", "MT-PPO", 0), SCALE)
     (only / "metrics.csv").unlink()
@@ -153,7 +153,7 @@ def test_what_is_no_such_run_is_refused(run: Path, tmp_path: Path, damage: objec
 def test_other_questions_another_arm_and_a_second_run_are_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not evaluated on our test questions"):
         imported(run, tmp_path, questions=asked(run)[1:])
-    with pytest.raises(DataError, match="belongs to search/MT-PPO/seed-1"):
+    with pytest.raises(DataError, match="belongs to search/MT-PPO/base-0/seed-1"):
         imported(run, tmp_path, SCALE.run("search", "MT-PPO", 0))
     for label in ("", " ", "a;b"):
         with pytest.raises(ConfigError, match="--label"):

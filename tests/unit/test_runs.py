@@ -18,7 +18,7 @@ from turncredit.episodes.records import EpisodeRecord, GroupRecord, TurnRecord, 
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.runs import collect, read_collected, read_folders
 from turncredit.reporting.schema import metrics_schema
-from turncredit.reporting.scores import Results, seed_counts, sources
+from turncredit.reporting.scores import Results, run_counts, sources
 from turncredit.tasks.registry import TASKS
 
 SCALE = synthetic.scale()
@@ -44,7 +44,7 @@ def test_collected_cells_are_the_runs_own(pair: list[Path], tmp_path: Path) -> N
         kept = runs.evaluation[runs.evaluation["arm"] == arm].reset_index(drop=True)
         pd.testing.assert_frame_equal(kept[written.columns.tolist()], written, check_dtype=False)
     assert set(runs.evaluation["prediction"]) == {"NA", ""}  # a country's code is no missing value
-    assert runs.manifests["MT-PPO/seed-0"]["seed"] == 0
+    assert runs.manifests["MT-PPO/base-0/seed-0"]["seed"] == 0
 
 
 def test_the_order_of_the_runs_changes_no_byte(pair: list[Path], tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_order_of_the_runs_changes_no_byte(pair: list[Path], tmp_path: Path)
 
 def test_an_arm_that_is_the_same_as_another_is_collected_under_its_own_name(everything: Results) -> None:
     assert set(everything.runs["ablation"].evaluation["arm"]) == set(SCALE.experiments["ablation"].arms)
-    assert everything.runs["ablation"].manifests["lambda-0.1/seed-1"]["config"]["arm"] == "MT-PPO"
+    assert everything.runs["ablation"].manifests["lambda-0.1/base-0/seed-1"]["config"]["arm"] == "MT-PPO"
     shared, own = everything.arm("ablation", "lambda-0.1"), everything.arm("search", "MT-PPO")
     assert shared is not None
     assert own is not None
@@ -71,7 +71,7 @@ def test_an_arm_that_the_experiment_lacks_is_read_where_same_as_says(everything:
     assert found.arm == "MT-PPO"
     assert only_search.arm("ablation", "lambda-0.0") is None
     lacking = only_search.missing("ablation", ["lambda-0.1", "lambda-0.0", "turns-5"])
-    assert lacking == "2 of 3 seeds: lambda-0.1; not run: lambda-0.0, turns-5"
+    assert lacking == "2 of 3 runs: lambda-0.1; not run: lambda-0.0, turns-5"
     assert everything.missing("ablation", []) == ""
 
 
@@ -115,7 +115,7 @@ def test_words_about_sources_and_seeds(everything: Results) -> None:
     assert sources([one, None]) == "fresh"
     assert sources([one, shipped]) == "fresh: search; shipped: ablation"
     assert sources([]) == "not run"
-    assert seed_counts([one, None]) == "2"
+    assert run_counts([one, None]) == "2"
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -287,19 +287,51 @@ def test_a_newer_key_takes_its_default_in_an_older_run(pair: list[Path], tmp_pat
     collect("search", pair, tmp_path / "search", SCALE)
 
 
+def test_runs_of_several_base_policies_are_rows_in_order(tmp_path: Path) -> None:
+    scale = synthetic.scale(seeds=2, bases=3)
+    found = synthetic.results(tmp_path, {"search": 2, "untrained": 1}, scale)
+    arm, initial = found.arm("search", "MT-PPO"), found.untrained("initial", "search")
+    assert arm is not None
+    assert initial is not None
+    assert arm.runs == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
+    assert arm.base_S.tolist() == arm.curve_base_S.tolist() == [0, 0, 1, 1, 2, 2]
+    assert initial.runs == ((0, 0), (1, 0), (2, 0))
+    rows = arm.evaluation[(arm.evaluation["base"] == 2) & (arm.evaluation["seed"] == 0)]
+    expected = rows[rows["dataset"] == "chain"]["f1"].mean()
+    assert arm.final("f1", ["chain"])[4, 0] == pytest.approx(expected)
+    assert arm.curve("validation_facts_answer_correct")[1].shape[0] == len(arm.runs)
+    assert "MT-PPO/base-2/seed-1" in found.runs["search"].manifests
+    assert found.missing("search", ["MT-PPO"]) == ""
+    some = Results(scale.model_copy(update={"seeds": 4}), found.runs)
+    assert some.missing("search", ["MT-PPO"]) == "6 of 12 runs: MT-PPO"
+
+
+def test_collected_runs_without_base_policies_are_read_as_of_base_policy_0(pair: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    collect("search", pair, folder, SCALE)
+    whole = read_collected(folder, "fresh", SCALE)
+    for name in FILES[:2]:
+        pd.read_csv(folder / name, dtype=str, keep_default_na=False).drop(columns="base").to_csv(
+            folder / name, index=False)
+    (folder / FILES[2]).write_text((folder / FILES[2]).read_text().replace("/base-0/", "/"))
+    old = read_collected(folder, "fresh", SCALE)
+    assert old.manifests == whole.manifests
+    pd.testing.assert_frame_equal(old.evaluation[whole.evaluation.columns.tolist()], whole.evaluation)
+
+
 def test_gzip_holds_plain_csv(pair: list[Path], tmp_path: Path) -> None:
     collect("search", pair, tmp_path / "search", SCALE)
     first = gzip.decompress((tmp_path / "search" / FILES[1]).read_bytes()).decode().splitlines()[0]
-    assert first.startswith("experiment,arm,seed,dataset,question_id,hops,prediction,answer_correct,f1,")
+    assert first.startswith("experiment,arm,base,seed,dataset,question_id,hops,prediction,answer_correct,f1,")
 
 
 
 
-def test_collected_episodes_are_a_few_of_each_arms_first_seed(pair: list[Path], tmp_path: Path) -> None:
+def test_collected_episodes_are_a_few_of_each_arms_first_run(pair: list[Path], tmp_path: Path) -> None:
     for folder in pair:
         seed = int(folder.name.removeprefix("seed-"))
         lone = EpisodeRecord((0,), (TurnRecord(("a\r",), (-1.0,), "tag"),), "answered", {}, {}, {})
-        run, leaves = {"arm": folder.parent.name, "seed": seed}, (lone, replace(lone, nodes=(1,)))
+        run, leaves = {"arm": folder.parts[-3], "base": 0, "seed": seed}, (lone, replace(lone, nodes=(1,)))
         records = [GroupRecord(run, "training", step, "group", "facts", "q", {}, "p", 1, leaves)
                    for step in (1, 20, 40)]
         write_records(folder / "episodes.jsonl", records)
@@ -308,7 +340,7 @@ def test_collected_episodes_are_a_few_of_each_arms_first_seed(pair: list[Path], 
             for label in ("right", "right", "wrong")])
     collect("search", pair, tmp_path / "search", SCALE)
     found = read_collected(tmp_path / "search", "fresh", SCALE).episodes
-    first = {folder.parent.name: folder.name for folder in sorted(pair, reverse=True)}
+    first = {folder.parts[-3]: folder.name for folder in sorted(pair, reverse=True)}
     assert {(r.run["arm"], f"seed-{r.run['seed']}") for r in found} == set(first.items())
     assert [(r.label, r.step) for r in found][:3] == [("group", 40), ("right", None), ("wrong", None)]
     assert found[0].run["code_revision"] == "0" * 40

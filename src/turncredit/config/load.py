@@ -1,7 +1,7 @@
 """Scientific configuration: closed, typed, validated before any work.
 
 ``config/algorithms.yaml`` (the grid) and ``config/<scale>.yaml`` (data, policy, experiments) are the
-only sources; ``Scale.run(experiment, arm, seed)`` resolves one training run completely. An unknown
+only sources; ``Scale.run(experiment, arm, seed, base)`` resolves one training run completely. An unknown
 key is an error that names the nearest known one.
 """
 
@@ -24,6 +24,7 @@ from turncredit.config.training import TrainingConfig
 from turncredit.credit.registry import Placement, Rollout
 from turncredit.errors import ConfigError, nearest
 from turncredit.files import json_sha256
+from turncredit.seeding import derive_seed
 from turncredit.tasks.registry import TASKS, plugin_of
 
 SHARED_FILES = frozenset({"algorithms", "models", "sources"})  # files of config/ that are not scales
@@ -107,7 +108,8 @@ class Scale(StrictModel):
 
     name: str
     reading: Reading = "text"  # where the paper's text and its authors' code differ (``config.reading``)
-    seeds: int = Field(3, ge=1)
+    base_policies: int = Field(1, ge=1)  # policies that RL training starts from, each with every seed
+    seeds: int = Field(3, ge=1)  # of RL training, for each base policy
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(1, ge=1)  # torch threads of one training run
     evaluate_in_training: bool = False  # the process that trained plays the test questions too (training.early)
@@ -178,8 +180,12 @@ class Scale(StrictModel):
         return self.warm_start
 
     def seeds_of(self, experiment: str) -> int:
-        """Training seeds of an experiment's arms."""
+        """Training seeds of an experiment's arms, for each base policy."""
         return self.experiments[experiment].seeds or self.seeds
+
+    def runs_of(self, experiment: str) -> int:
+        """Runs of each arm of an experiment: every seed from every base policy."""
+        return self.base_policies * self.seeds_of(experiment)
 
     def evaluated(self, experiment: str) -> tuple[str, ...]:
         """Data sets of an experiment's final evaluation."""
@@ -198,6 +204,8 @@ class Scale(StrictModel):
                              else "questions: stands beside world; remove one of them")
         if self.warm_start is None and self.policy.path_or_id is None:
             raise ValueError("warm_start is missing: add it, or name a policy in policy.path_or_id")
+        if self.warm_start is None and self.base_policies > 1:
+            raise ValueError("base_policies: only a warm start makes several; set it to 1")
         if taken := sorted(self.retrievers.keys() & {"lucene", "faiss"}):
             raise ValueError(f"retrievers.{taken[0]}: is the folder of an index; choose another name")
         for name, experiment in self.experiments.items():
@@ -250,11 +258,12 @@ class Scale(StrictModel):
             raise ConfigError(f"no checkpoint {name!r} at scale {self.name!r}", nearest(name, self.checkpoints))
         return self.checkpoints[name]
 
-    def run(self, experiment: str, arm: str, seed: int) -> RunConfig:
+    def run(self, experiment: str, arm: str, seed: int, base: int = 0) -> RunConfig:
         """Resolve one training run.
 
         Raises:
-            ConfigError: no such experiment or arm at this scale, a negative seed, or overrides that do not fit.
+            ConfigError: no such experiment or arm at this scale, a negative number, a second base policy without a
+                warm start, or overrides that do not fit.
         """
         if experiment not in self.experiments:
             raise ConfigError(f"no experiment {experiment!r} at scale {self.name!r}",
@@ -264,6 +273,7 @@ class Scale(StrictModel):
             raise ConfigError(f"no arm {arm!r} in experiment {experiment!r}", nearest(arm, found.arms))
         if seed < 0:
             raise ConfigError(f"seed {seed} is negative", "use 0, 1, 2, ...")
+        self.check_base(base)
         overrides = found.arms[arm].overrides
         algorithm = self.algorithms[found.arms[arm].algorithm]
         try:
@@ -287,11 +297,21 @@ class Scale(StrictModel):
                                   "give one number for each turn, or fewer") from error
         evaluated = self.evaluated(experiment)  # None if it equals all data sets, so that the hash does not change
         return RunConfig(
-            scale=self.name, experiment=experiment, arm=arm, seed=seed, algorithm=algorithm, task=task,
-            rewards=rewards, train_on=found.train_on, retriever=found.retriever,
+            scale=self.name, experiment=experiment, arm=arm, base=base, seed=seed, algorithm=algorithm,
+            task=task, rewards=rewards, train_on=found.train_on, retriever=found.retriever,
             evaluate_on=None if evaluated == self.datasets else evaluated,
             training=training, device=self.device, threads=self.threads,
             engine=found.engine or self.engine, launch=found.launch or self.launch)
+
+    def check_base(self, base: int) -> None:
+        """Check the index of a base policy.
+
+        Raises:
+            ConfigError: it is negative, or this scale has base policy 0 only.
+        """
+        if base < 0 or (base > 0 and self.warm_start is None):
+            raise ConfigError(f"no base policy {base} at scale {self.name!r}", "use 0" if self.warm_start is None
+                              else "use 0, 1, 2, ...")
 
     def identical(self, experiment: str, arm: str) -> tuple[str, str]:
         """Where an arm's runs are: itself, or the arm named by ``same_as`` (checked to be identical)."""
@@ -306,12 +326,22 @@ class Scale(StrictModel):
         return other_experiment, other_arm
 
 
+def run_key(arm: str, base: int, seed: int) -> str:
+    """The key of a run among those of its experiment, and the end of its folder's path.
+
+    >>> run_key("MT-PPO", 1, 0)
+    'MT-PPO/base-1/seed-0'
+    """
+    return f"{arm}/base-{base}/seed-{seed}"
+
+
 class RunConfig(StrictModel):
     """One training run, completely; its hash stands in the manifest and in every checkpoint."""
 
     scale: str
     experiment: str
     arm: str
+    base: int = Field(0, ge=0)  # index of the base policy
     seed: int = Field(ge=0)
     algorithm: Algorithm
     task: SerializeAsAny[TaskConfig]
@@ -336,11 +366,21 @@ class RunConfig(StrictModel):
         return validate_as(plugin_of(task.name).rewards, value)
 
     def settings(self) -> dict[str, Any]:
-        """The hashed fields without experiment, arm and seed: equal for arms that may share runs."""
-        return self.hashed_fields(exclude={"experiment", "arm", "seed", *RUNTIME_KEYS})
+        """The hashed fields without experiment, arm, base and seed: equal for arms that may share runs."""
+        return self.hashed_fields(exclude={"experiment", "arm", "base", "seed", *RUNTIME_KEYS})
+
+    @property
+    def random_seed(self) -> int:
+        """The seed of all random streams of the run: ``seed``, or from base policy 1 on a hash of base and seed."""
+        return self.seed if self.base == 0 else derive_seed("base", self.base, self.seed)
+
+    @property
+    def key(self) -> str:
+        """Names the run among those of its experiment, as the last folders of its path do."""
+        return run_key(self.arm, self.base, self.seed)
 
     def digest(self) -> str:
-        """sha256 (hex) of the hashed fields, experiment, arm and seed included."""
+        """sha256 (hex) of the hashed fields, experiment, arm, base and seed included."""
         return json_sha256(self.hashed_fields(exclude=RUNTIME_KEYS))
 
 

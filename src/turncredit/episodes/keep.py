@@ -76,13 +76,14 @@ class EpisodeRecorder:
         return records
 
     def _rank(self, episode: Episode, step: int) -> int:
-        return derive_seed(self._config.seed, "kept episodes", step, episode.item.dataset, episode.item.id)
+        return derive_seed(self._config.random_seed, "kept episodes", step, episode.item.dataset, episode.item.id)
 
     def _record(self, source: Source, step: int | None, label: str, group: Group,
                 episodes: Sequence[Episode]) -> GroupRecord:
         item = episodes[0].item
         prompt = group.transcripts[0].prompt_ids
-        run = {"experiment": self._config.experiment, "arm": self._config.arm, "seed": self._config.seed}
+        run = {"experiment": self._config.experiment, "arm": self._config.arm, "base": self._config.base,
+               "seed": self._config.seed}
         return GroupRecord(
             run, source, step, label, item.dataset, item.id,
             asdict(item) if is_dataclass(item) else {},

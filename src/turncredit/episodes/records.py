@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from turncredit.config.load import RunConfig
+from turncredit.config.load import RunConfig, run_key
 from turncredit.errors import DataError, nearest
 from turncredit.files import write_text
 from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop
@@ -66,7 +66,7 @@ class GroupRecord:
     """The episodes of one item that were played together: a line of episodes.jsonl.
 
     Attributes:
-        run: which run it is from (experiment, arm, seed; in collected files code and initial policy too).
+        run: which run it is from (experiment, arm, base, seed; in collected files code and initial policy too).
         source: ``training``: a group of a training step, sampled. ``evaluation``: one episode of the final evaluation.
         step: the training step, from 1; None for evaluation.
         label: ``group``, or what the episode is an example of: ``right``, ``wrong``, ``malformed``.
@@ -171,7 +171,7 @@ def read_run(folder: Path, arm: str | None = None) -> tuple[RunConfig, list[Grou
     records = [record for file in files for record in read_records(file)]
     if not records:
         raise DataError(f"{folder}: no episodes.jsonl with episodes", "name a run's folder, e.g. "
-                        "results/mini/search/MT-PPO/seed-0; runs of other origin may have none")
+                        "results/mini/search/MT-PPO/base-0/seed-0; runs of other origin may have none")
     arms = list(dict.fromkeys(str(record.run["arm"]) for record in records))
     chosen = arm or arms[0]
     if chosen not in arms:
@@ -182,12 +182,17 @@ def read_run(folder: Path, arm: str | None = None) -> tuple[RunConfig, list[Grou
     manifest = lone if lone.exists() else folder / "manifests.json"
     try:
         content = json.loads(manifest.read_text(encoding="utf-8"))
-        own = content if lone.exists() else content[f"{chosen}/seed-{run['seed']}"]
+        own = content if lone.exists() else by_run_key(content)[run_key(chosen, run.get("base", 0), run["seed"])]
         config = RunConfig.model_validate(own["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{manifest}: no readable configuration of {chosen}: {error!r}",
                         "name a folder that training or collect wrote") from error
     return config, sorted(records, key=lambda record: record.source)
+
+
+def by_run_key(manifests: Mapping[str, Any]) -> dict[str, Any]:
+    """Collected manifests by ``run_key``; keys without a base policy are of base policy 0."""
+    return {key if "/base-" in key else key.replace("/seed-", "/base-0/seed-"): each for key, each in manifests.items()}
 
 
 def _parse(raw: Mapping[str, Any]) -> GroupRecord:

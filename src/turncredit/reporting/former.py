@@ -22,15 +22,15 @@ def rows_now(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def manifests_now(manifests: Mapping[str, Mapping[str, Any]], experiment: str) -> dict[str, Mapping[str, Any]]:
-    """Manifests by ``"{arm}/seed-{n}"`` with the arms' names and the content of today.
+    """Manifests by ``run_key`` with the arms' names and the content of today.
 
     A manifest whose hash is not that of its configuration stays as it is, and is refused where it is checked.
     """
     now: dict[str, Mapping[str, Any]] = {}
     for key, manifest in manifests.items():
-        arm, _, seed = key.rpartition("/")
+        arm, _, run = key.partition("/")
         name = _ARMS.get(arm, arm)
-        now[f"{name}/{seed}"] = manifest if name == arm else _renamed(manifest, experiment, name)
+        now[f"{name}/{run}"] = manifest if name == arm else _renamed(manifest, experiment, name)
     return now
 
 

@@ -26,7 +26,7 @@ _DECLARED = "as declared, not checked"
 
 def imported_run(root: Path, config: RunConfig) -> Path:
     """The folder for an imported run of this configuration."""
-    return root / "results" / FOLDER / config.scale / config.experiment / config.arm / f"seed-{config.seed}"
+    return root / "results" / FOLDER / config.scale / config.experiment / config.key
 
 
 def import_run(source: Path, config: RunConfig, scale: Scale, label: str, root: Path,
@@ -103,8 +103,8 @@ def _files(source: Path, config: RunConfig, scale: Scale,
     if (theirs := source / MANIFEST).exists():
         manifest = _read(theirs)
         made = check_config(manifest, scale, str(theirs))
-        if (made.experiment, made.arm, made.seed) != (config.experiment, config.arm, config.seed):
-            raise DataError(f"{theirs}: belongs to {made.experiment}/{made.arm}/seed-{made.seed}",
+        if (made.experiment, made.key) != (config.experiment, config.key):
+            raise DataError(f"{theirs}: belongs to {made.experiment}/{made.key}",
                             "import it as that run")
         origin |= {"settings": "the same", "manifest": manifest}
     return files, {"origin": origin, "steps": steps, "evaluation_ids_sha256": question_ids_sha256(asked)}

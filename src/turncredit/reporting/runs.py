@@ -1,8 +1,8 @@
 """Reads, checks and collects run files.
 
-A run is a folder ``{experiment}/{arm}/seed-{n}`` with metrics.csv, evaluation.csv and manifest.json. ``collect``
-joins the runs of one experiment into four files that are small enough to ship; ``read_collected`` reads them as
-``Runs``, from which all tables, figures and the audit are made.
+A run is a folder ``{experiment}/{arm}/base-{b}/seed-{n}`` with metrics.csv, evaluation.csv and manifest.json.
+``collect`` joins the runs of one experiment into four files that are small enough to ship; ``read_collected`` reads
+them as ``Runs``, from which all tables, figures and the audit are made.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
-from turncredit.episodes.records import GroupRecord, read_records, write_records
+from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale, run_key
+from turncredit.episodes.records import GroupRecord, by_run_key, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
@@ -46,14 +46,14 @@ _STEPLESS = pd.DataFrame({"step": pd.Series(dtype=str)})
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs of one experiment, over arms and seeds.
+    """All runs of one experiment, over arms, base policies and seeds.
 
     Attributes:
         experiment: its name in the configuration; ``untrained`` for the untrained policies.
-        metrics: rows of metrics.csv after columns for experiment, arm and seed; no rows for ``untrained``.
+        metrics: rows of metrics.csv after columns for experiment, arm, base and seed; no rows for ``untrained``.
         evaluation: rows of evaluation.csv after the same columns.
-        manifests: ``"{arm}/seed-{n}"`` -> manifest; empty for ``untrained``.
-        episodes: a few whole episodes of each arm's first seed.
+        manifests: ``"{arm}/base-{b}/seed-{n}"`` -> manifest; empty for ``untrained``.
+        episodes: a few whole episodes of each arm's first run.
         source: trained on this machine (fresh) or committed with the code (shipped). The manifest of an imported run
             holds its label (``import_label``).
     """
@@ -69,9 +69,9 @@ class Runs:
 def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
     """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz, manifests.json and episodes.jsonl.
 
-    Cells are copied unchanged, sorted by arm and seed; the same runs give the same bytes. An arm with ``same_as``
+    Cells are copied unchanged, sorted by arm, base and seed; the same runs give the same bytes. An arm with ``same_as``
     takes the runs of that arm under its own name; their manifests keep the original names. ``untrained`` has
-    evaluations only. Of the whole episodes (``episodes.records``) a few of each arm's first seed are kept.
+    evaluations only. Of the whole episodes (``episodes.records``) a few of each arm's first run are kept.
 
     Args:
         experiment: its name, or ``untrained``.
@@ -90,7 +90,7 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
         raise DataError(f"{out_dir}: no runs to collect", "train the experiment first")
     for one, other in pairwise(runs):
         if one.order == other.order:
-            raise DataError(f"{other.folder}: seed {other.seed} of {other.arm} a second time, after {one.folder}",
+            raise DataError(f"{other.folder}: {other.key} a second time, after {one.folder}",
                             "pass each run once")
     evaluation = _joined([(run, run.evaluation) for run in runs])
     _same_questions(evaluation, out_dir)
@@ -99,11 +99,11 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
     write_text(out_dir / "metrics.csv", _csv(_joined([(run, run.metrics) for run in runs])))
     with atomic(out_dir / "evaluation.csv.gz") as temporary:
         temporary.write_bytes(gzip.compress(_csv(evaluation).encode(), compresslevel=9, mtime=0))
-    manifests = {f"{run.arm}/seed-{run.seed}": run.manifest for run in runs if run.manifest}
+    manifests = {run.key: run.manifest for run in runs if run.manifest}
     write_text(out_dir / "manifests.json", json.dumps(manifests, indent=1, sort_keys=True) + "\n")
-    first_seeds = {run.arm: run for run in reversed(runs)}
+    first_runs = {run.arm: run for run in reversed(runs)}
     write_records(out_dir / "episodes.jsonl", [
-        record for arm in sorted(first_seeds) for record in _episodes(first_seeds[arm])])
+        record for arm in sorted(first_runs) for record in _episodes(first_runs[arm])])
 
 
 def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> Runs:
@@ -124,20 +124,21 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
     _same_questions(evaluation, folder / "evaluation.csv.gz")
     if experiment == UNTRAINED:
         return Runs(UNTRAINED, _no_metrics(), evaluation, {}, source)
-    manifests = manifests_now(_read_json(folder / "manifests.json"), experiment)
+    manifests = manifests_now(by_run_key(_read_json(folder / "manifests.json")), experiment)
     trained = {key for key, manifest in manifests.items() if not _evaluated_only(manifest)}
     metrics = rows_now(_read(folder / "metrics.csv", collected(metrics_schema(tasks)))) if trained else _no_metrics()
     for file, frame, keys in (("metrics.csv", metrics, trained), ("evaluation.csv.gz", evaluation, {*manifests})):
         if strangers := set(frame["experiment"]) - {experiment}:
             raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", mending(folder / file, _COLLECT))
-        found = {f"{arm}/seed-{seed}" for arm, seed in zip(frame["arm"], frame["seed"], strict=True)}
+        found = {*map(run_key, frame["arm"], frame["base"], frame["seed"])}
         if odd := found ^ keys:
             raise DataError(f"{folder}: {min(odd)} is in only one of {file} and manifests.json",
                             mending(folder, _COLLECT))
     for key, manifest in manifests.items():
         where = f"{folder / 'manifests.json'}: {key}"
         config = check_config(manifest, scale, where, mending(folder / "manifests.json", _RETRAIN))
-        if scale is not None and key not in {f"{arm}/seed-{config.seed}" for arm in _arms(config, experiment, scale)}:
+        if scale is not None and key not in {
+                run_key(arm, config.base, config.seed) for arm in _arms(config, experiment, scale)}:
             raise DataError(f"{where}: a run of {config.experiment}/{config.arm}, not of this arm",
                             mending(folder / "manifests.json", _COLLECT))
     return Runs(experiment, metrics, evaluation, manifests, source, tuple(read_records(folder / "episodes.jsonl")))
@@ -165,14 +166,19 @@ class _Run:
     folder: Path
     experiment: str
     arm: str
+    base: int
     seed: int
     metrics: pd.DataFrame
     evaluation: pd.DataFrame
     manifest: dict[str, Any]
 
     @property
-    def order(self) -> tuple[str, int]:
-        return self.arm, self.seed
+    def order(self) -> tuple[str, int, int]:
+        return self.arm, self.base, self.seed
+
+    @property
+    def key(self) -> str:
+        return run_key(*self.order)
 
 
 def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
@@ -180,8 +186,8 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     manifest_path = folder / "manifest.json"
     manifest = _read_json(manifest_path)
     config = check_config(manifest, scale, str(manifest_path))
-    if folder.parts[-2:] != (config.arm, f"seed-{config.seed}"):
-        raise DataError(f"{manifest_path}: belongs to {config.arm}/seed-{config.seed}, not to this folder", _RETRAIN)
+    if "/".join(folder.parts[-3:]) != config.key:
+        raise DataError(f"{manifest_path}: belongs to {config.key}, not to this folder", _RETRAIN)
     if not manifest.get("ended"):
         raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it resumes")
     metrics = _STEPLESS if _evaluated_only(manifest) else read_metrics(
@@ -192,7 +198,7 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     if not arms:
         raise DataError(f"{folder}: a run of {config.experiment}/{config.arm}, which is not an arm of {experiment}",
                         "pass runs of one experiment only")
-    return [_Run(folder, experiment, arm, config.seed, metrics, evaluation, manifest) for arm in arms]
+    return [_Run(folder, experiment, arm, config.base, config.seed, metrics, evaluation, manifest) for arm in arms]
 
 
 def _episodes(run: _Run) -> list[GroupRecord]:
@@ -240,7 +246,7 @@ def _no_metrics() -> pd.DataFrame:
 
 
 def _read_untrained_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
-    """The evaluation of an untrained policy, ``untrained/{kind}/seed-{n}``.
+    """The evaluation of an untrained policy, ``untrained/{kind}/base-{b}``; its seed is 0.
 
     The optional column ``experiment`` names the experiment whose task was evaluated; without it, that is the
     scale's first experiment.
@@ -252,10 +258,10 @@ def _read_untrained_run(folder: Path, experiment: str, scale: Scale) -> list[_Ru
     schema = evaluation_schema(_tasks(UNTRAINED, scale))
     typed(evaluation, replace(schema, columns={**schema.columns, "experiment": RUN["experiment"]},
                               key=("experiment", *schema.key)), path)
-    arm, seed = folder.parts[-2], folder.name.removeprefix("seed-")
-    if not seed.isdigit():
-        raise DataError(f"{folder}: not a run folder", "pass folders like untrained/expert/seed-0")
-    return [_Run(folder, experiment, arm, int(seed), _STEPLESS, evaluation, {})]
+    arm, base = folder.parts[-2], folder.name.removeprefix("base-")
+    if not base.isdigit():
+        raise DataError(f"{folder}: not a run folder", "pass folders like untrained/expert/base-0")
+    return [_Run(folder, experiment, arm, int(base), 0, _STEPLESS, evaluation, {})]
 
 
 def _tasks(experiment: str, scale: Scale | None) -> list[str]:
@@ -300,7 +306,7 @@ def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, r
         raise DataError(f"{where}: config_sha256 is not the hash of its config", remedy)
     if scale is not None:
         now, then = (c.model_dump(mode="json", exclude=set(RUNTIME_KEYS))
-                     for c in (scale.run(config.experiment, config.arm, config.seed), config))
+                     for c in (scale.run(config.experiment, config.arm, config.seed, config.base), config))
         if changed := _changed(then, now):
             raise DataError(f"{where}: trained with {changed[0]}",
                             "train again (--config runs=fresh), or revert the configuration")
@@ -326,27 +332,29 @@ def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
         DataError: two runs differ; the message names the first such question.
     """
     first: dict[str, tuple[str, frozenset[tuple[str, ...]]]] = {}
-    for (experiment, arm, seed), rows in evaluation.groupby(["experiment", "arm", "seed"], sort=True):
+    for (experiment, arm, base, seed), rows in evaluation.groupby([*RUN], sort=True):
+        key = run_key(str(arm), int(str(base)), int(str(seed)))
         for _, decoded in rows.groupby("decoding", sort=True):
             asked = frozenset(zip(decoded["dataset"], decoded["question_id"], strict=True))
-            name, same = first.setdefault(str(experiment), (f"{arm}/seed-{seed}", asked))
+            name, same = first.setdefault(str(experiment), (key, asked))
             if asked != same:
                 odd = " ".join(sorted(asked ^ same)[0])
-                raise DataError(f"{where}: {arm}/seed-{seed} and {name} were evaluated on different questions: {odd}",
+                raise DataError(f"{where}: {key} and {name} were evaluated on different questions: {odd}",
                                 mending(where, "remove the older run's folder and train it again, so that both use "
                                                "the same data"))
 
 
 def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
-    """All runs' cells in one frame, after columns for experiment, arm and seed."""
+    """All runs' cells in one frame, after columns for experiment, arm, base and seed."""
     frames = [cells.assign(**({} if "experiment" in cells.columns else {"experiment": run.experiment}),
-                           arm=run.arm, seed=str(run.seed)) for run, cells in parts]
+                           arm=run.arm, base=str(run.base), seed=str(run.seed)) for run, cells in parts]
     columns = [*RUN, *(name for name in same_columns(frames) if name not in RUN)]
     return pd.concat(frames, ignore_index=True).reindex(columns=columns).fillna("")
 
 
 def _read(path: Path, schema: Schema) -> pd.DataFrame:
-    return typed(read_cells(path), schema, path)
+    cells = read_cells(path)
+    return typed(cells if "base" in cells.columns else cells.assign(base="0"), schema, path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

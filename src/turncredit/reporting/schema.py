@@ -59,7 +59,7 @@ _COMMITTED = {("results", "shipped"), ("paper_tables", "reported")}
 _ROUNDING = 1e-9  # a mean of ones may exceed 1 by rounding
 _UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError)
 
-RUN = {"experiment": Kind.NAME, "arm": Kind.NAME, "seed": Kind.COUNT}
+RUN = {"experiment": Kind.NAME, "arm": Kind.NAME, "base": Kind.COUNT, "seed": Kind.COUNT}
 
 _TRAINING = {
     "wall_s": Kind.NUMBER, "questions": Kind.COUNT, "trajectories": Kind.COUNT, "tokens_sampled": Kind.COUNT,
@@ -122,7 +122,7 @@ def _shared(columns: Sequence[Mapping[str, Kind]]) -> tuple[dict[str, Kind], dic
 
 
 def collected(schema: Schema) -> Schema:
-    """The schema of collected files: the same rows after columns for experiment, arm and seed."""
+    """The schema of collected files: the same rows after columns for experiment, arm, base and seed."""
     return Schema(columns={**RUN, **schema.columns}, key=(*RUN, *schema.key), after_start=schema.after_start,
                   remedy="collect the runs again", optional=schema.optional)
 

@@ -1,4 +1,4 @@
-"""Scores of collected runs as arrays: one row per seed, one column per data set or training step."""
+"""Scores of collected runs as arrays: one row per run, one column per data set or training step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from turncredit.config.load import Scale
 from turncredit.errors import DataError, nearest
@@ -30,8 +31,8 @@ class ArmRuns:
     """The runs of one arm. Imported runs that were only evaluated have no metrics.
 
     Attributes:
-        metrics: rows of metrics.csv of all seeds.
-        evaluation: rows of evaluation.csv of all seeds.
+        metrics: rows of metrics.csv of all runs.
+        evaluation: rows of evaluation.csv of all runs.
         source: fresh, shipped, or imported with its label.
     """
 
@@ -42,9 +43,19 @@ class ArmRuns:
     source: str
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """Training seeds, ascending."""
-        return tuple(sorted(int(seed) for seed in self.evaluation["seed"].unique()))
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(base policy, seed) of each run, ascending: the rows of ``final`` and ``final_by_hops``."""
+        return _runs(self.evaluation)
+
+    @property
+    def base_S(self) -> NDArray[np.int64]:
+        """The base policy of each row of ``final`` and ``final_by_hops``."""
+        return np.array([base for base, _ in self.runs], dtype=np.int64)
+
+    @property
+    def curve_base_S(self) -> NDArray[np.int64]:
+        """The base policy of each row of ``curve``, which lacks imported runs without metrics."""
+        return np.array([base for base, _ in _runs(self.metrics)], dtype=np.int64)
 
     def final(self, metric: str, datasets: Sequence[str]) -> Array:
         """``score_S_D``: mean of a metric over the episodes of each data set in the final evaluation.
@@ -58,7 +69,7 @@ class ArmRuns:
         """
         episodes = self.evaluation[self.evaluation["decoding"] == DECODING]
         values = self._metric(episodes, metric)
-        table = values.groupby([episodes["seed"], episodes["dataset"]]).mean().unstack()
+        table = values.groupby([episodes["base"], episodes["seed"], episodes["dataset"]]).mean().unstack()
         for dataset in datasets:
             if dataset not in table.columns:
                 raise DataError(f"evaluation of {self.experiment}/{self.arm}: no {DECODING} episodes of {dataset!r}",
@@ -76,11 +87,11 @@ class ArmRuns:
         if episodes.empty:
             raise DataError(f"evaluation of {self.experiment}/{self.arm}: no questions of "
                             f"{'several hops' if multi else 'one hop'}", "evaluate on a data set that has some")
-        means = self._metric(episodes, metric).groupby(episodes["seed"]).mean().sort_index()
+        means = self._metric(episodes, metric).groupby([episodes["base"], episodes["seed"]]).mean().sort_index()
         return np.asarray(means, dtype=float)[:, None]
 
     def curve(self, column: str) -> tuple[Array, Array]:
-        """``step_T`` and ``value_S_T`` of a column of metrics.csv, at steps where any seed has a value.
+        """``step_T`` and ``value_S_T`` of a column of metrics.csv, at steps where any run has a value.
 
         Raises:
             DataError: metrics.csv has no such column.
@@ -88,7 +99,7 @@ class ArmRuns:
         if column not in self.metrics.columns:
             raise DataError(f"metrics of {self.experiment}/{self.arm}: no column {column!r}",
                             nearest(column, self.metrics.columns))
-        table = self.metrics.pivot(index="seed", columns="step", values=column).sort_index()
+        table = self.metrics.pivot(index=["base", "seed"], columns="step", values=column).sort_index()
         table = table.loc[:, table.notna().any(axis=0)]
         return np.asarray(table.columns, dtype=float), np.asarray(table, dtype=float)
 
@@ -139,14 +150,14 @@ class Results:
         return {arm: runs for arm in self.arm_names(experiment) if (runs := self.arm(experiment, arm)) is not None}
 
     def missing(self, experiment: str, arms: Iterable[str]) -> str:
-        """Which arms lack runs or have fewer seeds than configured, in words; "" if none."""
+        """Which arms lack runs or have fewer runs than configured, in words; "" if none."""
         lacking: dict[str, list[str]] = {}
         for arm in arms:
             runs = self.arm(experiment, arm)
-            seeds = 0 if runs is None else len(runs.seeds)
-            wanted = self.scale.seeds_of(experiment)
-            if seeds < wanted:
-                words = f"{seeds} of {wanted} seeds" if seeds else "not run"
+            count = 0 if runs is None else len(runs.runs)
+            wanted = self.scale.runs_of(experiment)
+            if count < wanted:
+                words = f"{count} of {wanted} runs" if count else "not run"
                 lacking.setdefault(words, []).append(arm)
         return "; ".join(f"{words}: {', '.join(names)}" for words, names in lacking.items())
 
@@ -175,10 +186,10 @@ class Results:
 
 
 def _source(runs: Runs, arm: str) -> str:
-    """The origin of an arm's runs, with seed counts where seeds differ in origin."""
+    """The origin of an arm's runs, with run counts where runs differ in origin."""
     labels = [runs.source if (label := import_label(manifest)) is None else f"imported: {label}"
-              for key, manifest in runs.manifests.items() if key.rpartition("/")[0] == arm]
-    words = [name if len({*labels}) == 1 else f"{name} ({labels.count(name)} of {len(labels)} seeds)"
+              for key, manifest in runs.manifests.items() if key.partition("/")[0] == arm]
+    words = [name if len({*labels}) == 1 else f"{name} ({labels.count(name)} of {len(labels)} runs)"
              for name in dict.fromkeys(labels)]
     return ", ".join(words) or runs.source
 
@@ -195,11 +206,16 @@ def sources(arms: Iterable[ArmRuns | None]) -> str:
     return "; ".join(f"{source}: {', '.join(names)}" for source, names in sorted(by_source.items())) or "not run"
 
 
-def seed_counts(arms: Iterable[ArmRuns | None]) -> str:
-    """Seeds per arm in words: ``10``, or ``3 to 10`` where arms differ.
+def run_counts(arms: Iterable[ArmRuns | None]) -> str:
+    """Runs per arm in words: ``10``, or ``3 to 10`` where arms differ.
 
-    >>> seed_counts([])
+    >>> run_counts([])
     '0'
     """
-    counts = sorted({len(arm.seeds) for arm in arms if arm is not None}) or [0]
+    counts = sorted({len(arm.runs) for arm in arms if arm is not None}) or [0]
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _runs(rows: pd.DataFrame) -> tuple[tuple[int, int], ...]:
+    """(base policy, seed) of the runs that have rows, ascending."""
+    return tuple(sorted({(int(base), int(seed)) for base, seed in zip(rows["base"], rows["seed"], strict=True)}))

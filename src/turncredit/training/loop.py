@@ -216,7 +216,7 @@ class Trainer:
 
         self.stop.check(self.processes)  # the last place where the step can be dropped
         report = self.learner.update(
-            batch, credit, step=step, seed=config.seed, kl_in_loss=not self.estimator.kl_in_reward,
+            batch, credit, step=step, seed=config.random_seed, kl_in_loss=not self.estimator.kl_in_reward,
             reference_logprob_N=reference_N, old_value_M=value_M)
         self._update_engine(step + 1)
         timestamps.append(time.perf_counter())
@@ -237,10 +237,10 @@ class Trainer:
         chosen: list[int] = []
         groups: list[Group] = []
         while count := progress.budget.more_questions(quota, [*map(quota.cost, groups)], len(self.pool) - len(chosen)):
-            drawn, cursor = draw(cursor, count, len(self.pool), config.seed, taken=chosen)
+            drawn, cursor = draw(cursor, count, len(self.pool), config.random_seed, taken=chosen)
             groups += self.processes.scatter_gather([self.pool[i] for i in drawn], lambda share: self.runner.play(
                 share, branching, temperature=config.training.temperature,
-                seed_of=lambda item, path: derive_seed(config.seed, progress.step, item, *path)))
+                seed_of=lambda item, path: derive_seed(config.random_seed, progress.step, item, *path)))
             chosen += drawn
         return [self.pool[i] for i in chosen], groups, cursor
 

@@ -151,7 +151,7 @@ def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, 
             folder=output.parent))
         opened = stack.enter_context(plugin.open_services(config.task, services))
         runner = make_runner(config, engine, opened, codec)
-        episodes_of = {decoding: evaluate(runner, items, decoding, config.seed) for decoding in decodings}
+        episodes_of = {decoding: evaluate(runner, items, decoding, config.random_seed) for decoding in decodings}
     write_records(episodes_path(output), EpisodeRecorder(config, codec).evaluation(episodes_of[decodings[0]]))
     table = pd.concat([evaluation_table(plugin, episodes, decoding) for decoding, episodes in episodes_of.items()])
     with atomic(output) as temporary:

@@ -8,6 +8,11 @@ from pathlib import Path
 from turncredit.config.load import RunConfig
 
 
+def base_folder(scale: str, base: int) -> Path:
+    """The folder of a base policy: ``initial/<task>`` of each task, and ``expert`` where a warm start made it."""
+    return Path("policy", scale, f"base-{base}")
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """Input and output paths of a run.
@@ -31,8 +36,8 @@ class RunPaths:
     @classmethod
     def under(cls, root: Path, config: RunConfig) -> RunPaths:
         """Return the paths in the clone at ``root``."""
-        run = Path(config.scale, config.experiment, config.arm, f"seed-{config.seed}")
-        policy = root / "policy" / config.scale / "initial" / config.task.name
+        run = Path(config.scale, config.experiment, config.key)
+        policy = root / base_folder(config.scale, config.base) / "initial" / config.task.name
         return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
                    root / "results" / run, root / "checkpoints" / run, root / "logs" / "tensorboard" / run)
 

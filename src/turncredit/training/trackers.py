@@ -99,7 +99,7 @@ def _open_wandb(config: RunConfig, paths: RunPaths, identity: str) -> tuple[Any,
         paths.checkpoints.mkdir(parents=True, exist_ok=True)
         tracker = WandBTracker(
             "turncredit", id=identity[:32], resume="allow", dir=str(paths.checkpoints),
-            name=f"{config.scale}/{config.experiment}/{config.arm}/seed-{config.seed}",
+            name=f"{config.scale}/{config.experiment}/{config.key}",
             config=config.model_dump(mode="json"))
         tracker.start()
     return tracker, int(tracker.run.starting_step)

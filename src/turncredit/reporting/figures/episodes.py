@@ -40,17 +40,19 @@ def episodes_figure(results: Results) -> tuple[Figure, pd.DataFrame]:
                         "Whole episodes: not run", x=0.02, ha="left", fontsize=10)
         _write(axes, lines)
         style.footer(figure, _origin(results, records))
-    rows = [{"arm": arm, "seed": record.run["seed"], "label": record.label, "dataset": record.dataset,
-             "item_id": record.item_id, "turn": k + 1, "text": "".join(turn.tokens), "observation": turn.observation,
+    rows = [{"arm": arm, "base": record.run.get("base", 0), "seed": record.run["seed"], "label": record.label,
+             "dataset": record.dataset, "item_id": record.item_id,
+             "turn": k + 1, "text": "".join(turn.tokens), "observation": turn.observation,
              "reward": reward} for record in records
             for k, (turn, reward) in enumerate(zip(record.episodes[0].turns, _rewards(record), strict=True))]
-    return figure, pd.DataFrame(rows, columns=["arm", "seed", "label", "dataset", "item_id", "turn", "text",
-                                               "observation", "reward"])
+    return figure, pd.DataFrame(rows, columns=["arm", "base", "seed", "label", "dataset", "item_id", "turn",
+                                               "text", "observation", "reward"])
 
 
 def _origin(results: Results, records: list[GroupRecord]) -> str:
     source = sources(results.arm(EXPERIMENT, str(record.run["arm"])) for record in records[:1])
-    made_by = {f"seed {record.run['seed']}, code {str(record.run.get('code_revision'))[:7]}" for record in records}
+    made_by = {f"base policy {run.get('base', 0)}, seed {run['seed']}, code {str(run.get('code_revision'))[:7]}"
+               for run in (record.run for record in records)}
     return "  ·  ".join([f"scale {results.scale.name}", f"runs: {source}", *sorted(made_by)])
 
 

@@ -83,7 +83,7 @@ def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
         _interval(ax, found, row, style.look(name))
         records.append({"arm": name, "series": "IQM", **_numbers(found)})
         records += [{"arm": name, "series": "seed", "value": value} for value in run_S]
-    ax.set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].seeds)})" if n in arms else n for n in names])
+    ax.set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].runs)})" if n in arms else n for n in names])
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.margins(x=0.08)
     ax.set_xlabel("score")
@@ -93,7 +93,7 @@ def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
 
 def _seeds(results: Results, content: str) -> str:
     """Seeds of the arms with this content, for the legend; "" if none was run."""
-    counts = {len(found.seeds) for (own, _), found in placement_arms(results).items() if own == content and found}
+    counts = {len(found.runs) for (own, _), found in placement_arms(results).items() if own == content and found}
     return f" (n = {', '.join(map(str, sorted(counts)))})" if counts else ""
 
 

@@ -93,7 +93,7 @@ def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[P
             axes_row[0].set_ylabel(line[0].row)
         for ax in axes[-1]:
             ax.set_xlabel("training step")
-        labels = [(arm, f"{arm} (n = {len(runs.seeds)})") for arm, runs in shown]
+        labels = [(arm, f"{arm} (n = {len(runs.runs)})") for arm, runs in shown]
         style.head(figure, f"{title}\n{WORDS[kind]}", labels)
         style.footer(figure, provenance(results, experiment, arms))
     columns = ["panel", "arm", "step", "seeds", "line", "dotted", "low", "high"]

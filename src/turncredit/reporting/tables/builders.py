@@ -13,7 +13,7 @@ from turncredit.reporting.comparability import comparability
 from turncredit.reporting.placement_effects import contrasts, placement_arms
 from turncredit.reporting.reported import Reported, Value
 from turncredit.reporting.runs import Runs
-from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, seed_counts, sources
+from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, run_counts, sources
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import NOT_REPORTED, NOT_RUN, Block, Cell, Table, TableRow, mark_best
 from turncredit.tasks.search.config import SearchRewards
@@ -40,9 +40,9 @@ def tabulate(name: str, runs: Mapping[str, Runs], scale: Scale, reported: Report
 def provenance(results: Results, all_runs: Iterable[ArmRuns | None]) -> tuple[str, ...]:
     """The notes under every table of ours: scale, origin of the runs, seeds, intervals, comparability."""
     arms = [arm for arm in all_runs if arm is not None]
-    notes = [f"Ours: scale {results.scale.name}, runs: {sources(arms)}, seeds: {seed_counts(arms)}; greedy decoding; "
-             "mean over seeds [95% bootstrap interval over seeds]"]
-    if any(1 < len(arm.seeds) < 5 for arm in arms):
+    notes = [f"Ours: scale {results.scale.name}, runs: {sources(arms)}, {run_counts(arms)} of each arm; greedy "
+             "decoding; mean over seeds [95% bootstrap interval over seeds]"]
+    if any(1 < len(arm.runs) < 5 for arm in arms):
         notes.append("With fewer than 5 seeds an arm's interval is the whole range of its resamples, and still "
                      "contains the true mean in only about 3 of 4 cases")
     return (*notes, comparability(results.scale))
@@ -212,7 +212,7 @@ def _optional(estimate: Estimate | None) -> Cell:
 
 
 def _remark(runs: ArmRuns | None) -> str:
-    return "" if runs is None else f"{len(runs.seeds)}, {runs.source}"
+    return "" if runs is None else f"{len(runs.runs)}, {runs.source}"
 
 
 def _score_row(label: str, runs: ArmRuns | None, metric: str, datasets: Sequence[str]) -> TableRow:
@@ -235,7 +235,7 @@ def _settings(scale: Scale, arm: str) -> str:
 def _collapsed(runs: ArmRuns, datasets: Sequence[str]) -> str:
     if runs.metrics.empty:
         return "?"
-    return f"{int(collapsed(runs, 'answer_correct', datasets).sum())} of {len(runs.seeds)}"
+    return f"{int(collapsed(runs, 'answer_correct', datasets).sum())} of {len(runs.runs)}"
 
 
 def _reported_block(reported: Reported, place: str, metric: str, title: str) -> Block:
