@@ -1,9 +1,10 @@
 # Commands of this project; `make help` lists them. Most need `.venv`, which the first of them makes from the pinned files
 # of envs/.
 
-# Variables, as in `make reproduce SEEDS=5 CORES=8`.
+# Variables, as in `make reproduce BASES=2 SEEDS=5 CORES=8`. Every arm is trained from BASES base policies with SEEDS seeds each.
 PYTHON ?= python3
 SCALE  ?= mini
+BASES  ?= 1
 SEEDS  ?= 3
 CORES  ?= all
 # Seeds of the committed runs: more for the experiments of the main comparison.
@@ -40,7 +41,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list these commands
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 22
-	@echo "Variables: SCALE=$(SCALE) SEEDS=$(SEEDS) CORES=$(CORES) PYTHON=$(PYTHON)"
+	@echo "Variables: SCALE=$(SCALE) BASES=$(BASES) SEEDS=$(SEEDS) CORES=$(CORES) PYTHON=$(PYTHON)"
 
 setup: $(VENV)  ## install the pinned packages and this one into .venv
 
@@ -54,11 +55,11 @@ $(VENV): $(ENVS) pyproject.toml
 	@touch $@
 
 reproduce: $(VENV)  ## train the six arms of the main comparison, then make tables, figures and audit
-	$(call workflow,--config scale=$(SCALE) seeds=$(SEEDS) runs=fresh experiments=search -- all)
+	$(call workflow,--config scale=$(SCALE) bases=$(BASES) seeds=$(SEEDS) runs=fresh experiments=search -- all)
 	@$(BIN)/turncredit headline --scale $(SCALE)
 
 reproduce-all: $(VENV)  ## the same for every experiment
-	$(call workflow,--config scale=$(SCALE) seeds=$(SEEDS) runs=fresh -- all)
+	$(call workflow,--config scale=$(SCALE) bases=$(BASES) seeds=$(SEEDS) runs=fresh -- all)
 	@$(BIN)/turncredit headline --scale $(SCALE)
 
 figure: $(VENV)  ## make one figure, F=NAME, from fresh runs if they exist, else from the shipped ones
@@ -90,7 +91,7 @@ $(TRL)/.installed: envs/bench.txt $(VENV)
 	@touch $@
 
 bench: $(VENV) $(TRL)/.installed  ## measure a training step, also against TRL, and vLLM if test-vllm has installed it
-	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/initial/search)
+	$(call workflow,--config scale=$(SCALE) -- policy/$(SCALE)/base-0/initial)
 	@$(BIN)/python -m bench --scale $(SCALE)
 
 CLUSTER_TESTS := tests/distributed tests/slurm

@@ -1,6 +1,6 @@
 # The whole study as one DAG: data, index, initial policies, training, evaluation, tables, figures, audit.
 # config/<scale>.yaml says what is computed, profiles/ where. Each call can choose with --config:
-#   scale=mini|smoke|gpu|paper   seeds=3   runs=auto|fresh|shipped   experiments=search
+#   scale=mini|smoke|gpu|paper   bases=3   seeds=3   runs=auto|fresh|shipped   experiments=search
 # By default shipped runs are plotted. `runs=fresh` trains instead.
 from snakemake.utils import min_version
 

@@ -73,7 +73,7 @@ def make_world(root: Path) -> None:
     index = root / "index" / "test"
     index.mkdir(parents=True)
     (index / "index.json").write_text("{}")
-    _make_policy(root / "policy" / "test" / "initial" / "search")
+    _make_policy(root / "policy" / "test" / "base-0" / "initial" / "search")
 
 
 def _make_policy(folder: Path) -> None:

@@ -43,11 +43,11 @@ class Run:
 
     @property
     def metrics(self) -> str:
-        return f"results/smoke/search/{self.arm}/seed-0/metrics.csv"
+        return f"results/smoke/search/{self.arm}/base-0/seed-0/metrics.csv"
 
     @property
     def checkpoints(self) -> Path:
-        return self.on.root / "checkpoints/smoke/search" / self.arm / "seed-0"
+        return self.on.root / "checkpoints/smoke/search" / self.arm / "base-0" / "seed-0"
 
     @property
     def pid(self) -> int:

@@ -18,8 +18,7 @@ ASKED = {
     "world": ([30], 4000, 0),
     "build_index": ([30], 4000, 0),
     "tokenizer": ([30], 4000, 0),
-    "expert_policy": ([120], 4000, 0),
-    "initial_policy": ([120, 120], 4000, 0),
+    "base_policy": ([360], 4000, 0),
     "evaluate_initial": ([60] * 3, 4000, 0),
     "train": ([100] * 14, 8000, 2),
     "evaluations-search": ([60, 120], 4000, 1),  # six evaluations of 30 minutes, at most four together
@@ -89,5 +88,5 @@ def test_a_second_call_submits_nothing(cluster: Cluster, finished: SlurmClone) -
 
 
 def test_a_finished_job_leaves_the_rules_log_and_no_other(finished: SlurmClone) -> None:
-    assert (finished.root / "logs/smoke/train/search/MT-PPO/seed-0.log").exists()
+    assert (finished.root / "logs/smoke/train/search/MT-PPO/base-0/seed-0.log").exists()
     assert not list((finished.root / "logs/slurm").rglob("*.log"))

@@ -39,7 +39,8 @@ SCALE: dict[str, Any] = {
         "task": TASK.model_dump(mode="json"), "train_on": ["facts"],
         "training": TRAINING.model_dump(mode="json") | {"steps": 3},
         "arms": {name: {"algorithm": name} for name in ALGORITHMS}}}}
-RUN = Path("test", "search", "chains", "seed-0")
+RUN = Path("test", "search", "chains", "base-0", "seed-0")
+POLICY = "policy/test/base-0/initial/search"
 CHAINS = ("--experiment", "search", "--arm", "chains")
 
 
@@ -138,12 +139,12 @@ QUESTIONS = "data/test/questions/facts.train.jsonl"
     ("data/test/world.json", Path.unlink, ("world.json: cannot be read", REMAKE)),
     ("data/test/world.json", lambda path: path.write_text("{}"), ("world.json: cannot be read", "'sha256'")),
     ("data/test/world.json", lambda path: path.write_text("[]"), ("world.json: cannot be read",)),
-    ("policy/test/initial/search/model.safetensors", Path.unlink, ("policy/test/initial/search", "snakemake")),
-    ("policy/test/initial/search/model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]),
-     ("policy/test/initial/search: the policy cannot be loaded", "make it again")),
-    ("policy/test/initial/search/tokenizer.json", lambda path: path.write_text("{"),
-     ("policy/test/initial/search: no readable tokenizer",)),
-    ("policy/test/initial/search/config.json", lambda path: path.write_text("{}"), ("policy/test/initial/search",))])
+    (f"{POLICY}/model.safetensors", Path.unlink, (POLICY, "snakemake")),
+    (f"{POLICY}/model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]),
+     (f"{POLICY}: the policy cannot be loaded", "make it again")),
+    (f"{POLICY}/tokenizer.json", lambda path: path.write_text("{"),
+     (f"{POLICY}: no readable tokenizer",)),
+    (f"{POLICY}/config.json", lambda path: path.write_text("{}"), (POLICY,))])
 def test_a_missing_or_altered_file_is_refused_before_any_step(clone: Clone, file: str, change: Callable[[Path], Any],
                                                               says: tuple[str, ...]) -> None:
     change(clone.root / file)
@@ -160,13 +161,12 @@ def test_an_altered_corpus_is_not_indexed(clone: Clone) -> None:
     clone.refuses("index", says=("corpus.jsonl: No such file",))
 
 
-@pytest.mark.parametrize("command", ["tokenizer", "warm-start"])
+@pytest.mark.parametrize("command", ["tokenizer", "base-policy"])
 def test_policies_are_not_made_of_an_altered_world(clone: Clone, command: str) -> None:
     (clone.root / QUESTIONS).write_text("")
     (clone.root / "data" / "test" / "corpus.jsonl").write_text('{"id": "0", "contents": "x"}\n')
-    shutil.copytree(clone.root / "policy/test/initial/search", clone.root / "policy/test/tokenizer")
-    arguments = [command, "expert"] if command == "warm-start" else [command]
-    clone.refuses(*arguments, says=("differs from the sha256", REMAKE))
+    shutil.copytree(clone.root / POLICY, clone.root / "policy/test/tokenizer")
+    clone.refuses(command, says=("differs from the sha256", REMAKE))
 
 
 def test_an_evaluation_without_a_trained_policy_says_so(clone: Clone) -> None:

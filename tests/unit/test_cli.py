@@ -60,7 +60,7 @@ def test_an_error_is_a_message_and_its_own_code(monkeypatch: pytest.MonkeyPatch,
 def test_every_shipped_configuration_parses(scale: str) -> None:
     result = CliRunner().invoke(cli.app, ["check-config", "--scale", scale, "--root", str(ROOT)])
     assert result.exit_code == 0
-    assert f"{scale}/search: seeds: " in result.stdout
+    assert f"{scale}/search: base policies: " in result.stdout
 
 
 def config_with(tmp_path: Path, old: str, new: str) -> Path:
@@ -126,7 +126,7 @@ def test_a_scale_that_fetches_nothing_says_so() -> None:
     (["train", "--experiment", "search", "--arm", "MT-PP"], "did you mean 'MT-PPO'?"),
     (["train", "--experiment", "search", "--arm", "MT-PPO", "--seed", "-1"], "seed -1 is negative"),
     (["train", "--experiment", "search", "--arm", "MT-PPO", "--scale", "mimi"], "did you mean 'mini'?"),
-    (["warm-start", "initial", "--task", "serch"], "did you mean 'search'?"),
+    (["base-policy", "--base", "-1"], "no base policy -1"),
     (["headline", "--scale", "smoke"], "paper_tables/smoke/headline.txt"),
     (["figure", "fig3_training"], "did you mean 'fig3_training_dynamics'?"),
     (["table", "table2_answers"], "did you mean 'table2_answer'?"),

@@ -28,6 +28,17 @@ def test_what_decides_the_result_is_in_the_digest_and_nothing_else(folder: Path)
                         ("experiments.search.train_on", ["bridge"]), ("experiments.search.task.top_k", 1)):
         assert run.digest() != load(folder, changed(path, value)).run("search", "mine", 0).digest()
     assert run.digest() != load(folder, TINY).run("search", "mine", 1).digest()
+    other = load(folder, TINY).run("search", "mine", 0, base=1)
+    assert other.settings() == run.settings()
+    assert other.digest() != run.digest()
+    assert "base" not in run.hashed_fields()
+
+
+def test_each_base_policy_has_random_streams_of_its_own_and_base_policy_0_those_of_its_seed(folder: Path) -> None:
+    scale = load(folder, TINY)
+    assert [scale.run("search", "mine", seed).random_seed for seed in range(3)] == [0, 1, 2]
+    seeds = [scale.run("search", "mine", seed, base).random_seed for base in range(4) for seed in range(5)]
+    assert len({*seeds}) == len(seeds)
 
 
 def test_a_new_key_with_a_default_changes_no_digest(folder: Path) -> None:

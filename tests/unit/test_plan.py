@@ -226,7 +226,7 @@ def test_the_command_prints_the_plan_and_fails_where_it_cannot_run(tmp_path: Pat
     assert done.exit_code == 0, done.output
     assert "494,032,768 weights" in done.output
     assert (tmp_path / "plan.csv").read_text().startswith(
-        "experiment,arm,section,item,value\nsearch,MT-PPO,batch,seeds,3\n")
+        "experiment,arm,section,item,value\nsearch,MT-PPO,batch,runs,3\n")
     (tmp_path / "config").mkdir()
     for name in ("gpu", "models", "algorithms", "sources"):
         text = (ROOT / "config" / f"{name}.yaml").read_text()

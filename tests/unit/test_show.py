@@ -102,7 +102,7 @@ def page(said: str) -> str:
     found = record(said)
     credits = all_credits(ALGORITHMS, TrainingConfig(), found.group(), {
         content: found.rewards(content) for content in ("outcome", "merged", "full")})
-    return html.page("search/MT-PPO/seed-0", [(found, credits)], "MT-PPO")
+    return html.page("search/MT-PPO/base-0/seed-0", [(found, credits)], "MT-PPO")
 
 
 def test_the_page_is_self_contained_and_no_text_escapes() -> None:
@@ -126,7 +126,7 @@ def test_chromium_shows_it_with_coloured_tokens(tmp_path: Path) -> None:
                         r'style="background: ([^"]*);"', done.stdout)
     assert len(tokens) == 6
     colour = {(episode, turn): (background, title) for turn, episode, title, background in tokens}
-    assert "<title>search/MT-PPO/seed-0</title>" in done.stdout  # the sampled script did not run
+    assert "<title>search/MT-PPO/base-0/seed-0</title>" in done.stdout  # the sampled script did not run
     assert "credit 1.30" in colour["0", "0"][1]  # the run's own algorithm is shown first
     assert "credit -1.00" in colour["1", "0"][1]
     assert colour["0", "0"][0] != colour["1", "0"][0]

@@ -80,8 +80,8 @@ def test_account_qos_and_constraint_are_every_jobs(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("scale", ["smoke", "mini", "gpu", "paper"])
 def test_later_attempts_get_more_time_but_never_more_than_the_partition_gives(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: str) -> None:
-    site = profile("{max_runtime: 600, needs: {expert_policy: {runtime: 100}}}", tmp_path, monkeypatch)
-    assert [asked(site, "expert_policy", scale, n)["runtime"] for n in (1, 2, 7)] == [100, 200, 600]
+    site = profile("{max_runtime: 600, needs: {base_policy: {runtime: 100}}}", tmp_path, monkeypatch)
+    assert [asked(site, "base_policy", scale, n)["runtime"] for n in (1, 2, 7)] == [100, 200, 600]
     group_sizes = site["group-components"]
     for rule in ("world", *site["set-resources"]):
         jobs = group_sizes.get(site["groups"].get(rule), 1)

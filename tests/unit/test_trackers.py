@@ -64,7 +64,7 @@ def in_metrics(path: Path) -> dict[str, list[tuple[int, float]]]:
 @needs_tensorboard
 def test_tensorboard_has_the_numeric_cells_of_metrics_csv(root: Path, world: Path, tmp_path: Path) -> None:
     paths = train(root, tracked("tensorboard"))
-    assert paths.events == root / "logs" / "tensorboard" / "test" / "search" / "chains" / "seed-0"
+    assert paths.events == root / "logs" / "tensorboard" / "test" / "search" / "chains" / "base-0" / "seed-0"
     assert scalars(paths.events) == in_metrics(paths.run / "metrics.csv")
     shutil.copytree(world, tmp_path / "plain")
     plain = train(tmp_path / "plain", tracked())

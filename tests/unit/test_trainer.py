@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,6 +21,7 @@ from turncredit.data.questions import evaluation_ids, read_split
 from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
 from turncredit.evaluation import leaf_shares
 from turncredit.files import sha256
+from turncredit.policy.attempts import Attempt, write_attempts
 from turncredit.policy.model import load_policy
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
@@ -70,6 +70,21 @@ def test_a_run_leaves_a_policy_and_rows_and_a_manifest(root, arm):
     assert manifest["config_sha256"] == config(arm, steps=4).digest()
     assert manifest["evaluation_ids_sha256"] == evaluation_ids(read_split(paths.data, "test", None))
     load_policy(paths.final_policy)
+
+
+def test_runs_from_another_base_policy_sample_otherwise_and_their_manifests_name_it(root):
+    first = train(root, config("chains", steps=1))
+    shutil.copytree(first.base_policy, first.base_policy.with_name("base-1"))
+    measured = {"initial_search_sampled": 0.04}
+    write_attempts(first.base_policy.with_name("base-1"), [Attempt(10, {"initial_search_sampled": 0.3}, "too high"),
+                                                           Attempt(11, measured, "")])
+    second = train(root, config("chains", steps=1).model_copy(update={"base": 1}))
+    assert second.run == first.run.parents[1] / "base-1" / "seed-0"
+    assert weights(first) != weights(second)  # the same initial weights and the same seed
+    one, two = (json.loads((paths.run / "manifest.json").read_text())["base_policy"] for paths in (first, second))
+    hashes = {"policy/model.safetensors": sha256(first.policy / "model.safetensors")}
+    assert one == {"index": 0, "weights_sha256": hashes}
+    assert two == {"index": 1, "weights_sha256": hashes, "warm_start_seed": 11, "measured": measured}
 
 
 @pytest.mark.parametrize("arm", ["chains", "tree", "critic"])
@@ -148,7 +163,7 @@ def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before(root, tmp_pa
 def test_what_was_made_of_other_things_is_not_resumed(root, caplog, changed):
     train(root, config("chains", steps=1))
     if changed == "initial policy":
-        weights = root / "policy" / "test" / "initial" / "search" / "model.safetensors"
+        weights = root / "policy" / "test" / "base-0" / "initial" / "search" / "model.safetensors"
         save_file({name: value * 0.9 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
     paths = train(root, config("chains", steps=2 if changed == "configuration" else 1))
     assert "training from the start" in caplog.text
@@ -236,5 +251,5 @@ def test_shares_of_a_tree_that_ends_early_in_one_branch_by_hand():
 
 def test_a_run_of_paths_lies_where_the_workflow_looks(tmp_path):
     paths = RunPaths.under(tmp_path, config("tree"))
-    assert paths.run == tmp_path / "results" / "test" / "search" / "tree" / "seed-0"
-    assert paths.final_policy == Path(tmp_path / "checkpoints" / "test" / "search" / "tree" / "seed-0" / "final")
+    assert paths.run == tmp_path / "results" / "test" / "search" / "tree" / "base-0" / "seed-0"
+    assert paths.final_policy == tmp_path / "checkpoints" / "test" / "search" / "tree" / "base-0" / "seed-0" / "final"

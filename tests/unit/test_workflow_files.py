@@ -91,16 +91,33 @@ def test_seeds_are_those_of_the_call_or_of_the_scale(tmp_path: Path) -> None:
     assert (some.seeds("search"), some.seeds("two_turn")) == (5, scale.seeds_of("two_turn"))
 
 
+def test_every_arm_is_trained_from_each_base_policy_with_each_seed(tmp_path: Path) -> None:
+    found = runs(tmp_path, bases=2, seeds=2)
+    assert found.folders("search")[:4] == [
+        f"results/mini/search/GRPO-OR/base-{base}/seed-{seed}" for base in range(2) for seed in range(2)]
+    assert found.folders("untrained")[:2] == [f"results/mini/untrained/initial/base-{base}" for base in range(2)]
+    checkpoints = SCALES["paper"].checkpoints
+    assert [folder for folder in runs(tmp_path, "paper").folders("untrained") if folder.split("/")[3] in checkpoints] \
+        == [f"results/paper/untrained/{name}/base-0" for name in checkpoints]
+
+
+def test_a_scale_without_a_warm_start_has_one_base_policy() -> None:
+    assert WorkflowRequest.of({"scale": "paper", "runs": "auto", "bases": 1}, SCALES).bases == 1
+    with pytest.raises(ConfigError, match="no base policy 1 at scale 'paper'"):
+        WorkflowRequest.of({"scale": "paper", "runs": "auto", "bases": 2}, SCALES)
+
+
 def test_an_arm_that_equals_another_shares_its_folder(tmp_path: Path) -> None:
     found = runs(tmp_path, seeds=2)
     search = found.folders("search")
     assert len(search) == len(set(search)) == 2 * len(SCALES["mini"].experiments["search"].arms)
-    assert search[:2] == [f"results/mini/search/GRPO-OR/seed-{n}" for n in range(2)]
-    assert set(found.folders("ablation")) & set(search) == {f"results/mini/search/MT-PPO/seed-{n}" for n in range(2)}
+    assert search[:2] == [f"results/mini/search/GRPO-OR/base-0/seed-{n}" for n in range(2)]
+    assert set(found.folders("ablation")) & set(search) == {
+        f"results/mini/search/MT-PPO/base-0/seed-{n}" for n in range(2)}
 
 
 def test_an_imported_run_takes_the_place_of_a_trained_one_and_may_lack_metrics(tmp_path: Path) -> None:
-    folder = "results/imported/mini/search/MT-PPO/seed-0"
+    folder = "results/imported/mini/search/MT-PPO/base-0/seed-0"
     touch(tmp_path / folder, "manifest.json")
     found = runs(tmp_path, seeds=1)
     assert folder in found.folders("search")
@@ -113,7 +130,7 @@ def test_an_imported_run_takes_the_place_of_a_trained_one_and_may_lack_metrics(t
 def test_untrained_policies_are_evaluated_only(tmp_path: Path) -> None:
     assert runs(tmp_path).files("untrained", "metrics.csv") == []
     assert runs(tmp_path).files("untrained", "evaluation.csv") == [
-        f"results/mini/untrained/{name}/seed-0/evaluation.csv" for name in ("initial", "expert", "closed_book")]
+        f"results/mini/untrained/{name}/base-0/evaluation.csv" for name in ("initial", "expert", "closed_book")]
     assert runs(tmp_path, "paper").untrained_policies() == ["initial", "closed_book", *SCALES["paper"].checkpoints]
 
 
@@ -214,20 +231,13 @@ def test_how_vectors_are_computed_changes_no_digest_and_what_they_are_does(tmp_p
     assert digests(index="hnsw")[1] != plain[1]
 
 
-def test_the_policies_of_each_evaluation_before_reinforcement() -> None:
-    mini = inputs(SCALES["mini"])
-    assert mini.policies_before_training("expert") == ["policy/mini/expert"]
-    assert mini.policies_before_training("initial") == ["policy/mini/initial/search", "policy/mini/initial/tool_search"]
-    assert mini.policies_before_training("closed_book") == ["policy/mini/initial/search"]
-    with pytest.raises(ValueError, match="'cleen'"):
-        mini.policies_before_training("cleen")
-
-
 def test_threads_change_no_digest_of_a_warm_start_and_its_tasks_do(tmp_path: Path) -> None:
-    start = yaml.safe_load((ROOT / "config" / "smoke.yaml").read_text())["warm_start"]
-    one, two = (inputs(smoke_with(tmp_path, warm_start=start | {"threads": n})) for n in (1, 2))
-    assert one.warm_start_settings_hash("search") == two.warm_start_settings_hash("search")
-    assert one.warm_start_settings_hash("search") != one.warm_start_settings_hash("search", "tool_search")
+    smoke = yaml.safe_load((ROOT / "config" / "smoke.yaml").read_text())
+    one, two = (inputs(smoke_with(tmp_path, warm_start=smoke["warm_start"] | {"threads": n})) for n in (1, 2))
+    assert one.warm_start_settings_hash() == two.warm_start_settings_hash()
+    smoke["experiments"]["two_turn"]["task"]["top_k"] = 2
+    assert inputs(smoke_with(tmp_path, experiments=smoke["experiments"])).warm_start_settings_hash() != \
+        one.warm_start_settings_hash()
 
 
 def test_a_policy_is_downloaded_where_the_registry_names_it() -> None:

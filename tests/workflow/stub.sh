@@ -3,14 +3,14 @@
 set -eu
 command=$1
 shift
-name= folders= scale= experiment= arm= seed= task=
+name= folders= scale= experiment= arm= seed= base=0
 while [ $# -gt 0 ]; do
     case $1 in
     --scale) scale=$2 && shift ;;
     --experiment) experiment=$2 && shift ;;
     --arm) arm=$2 && shift ;;
     --seed) seed=$2 && shift ;;
-    --task) task=$2 && shift ;;
+    --base) base=$2 && shift ;;
     *) if [ -z "$name" ]; then name=$1; else folders="$folders $1"; fi ;;
     esac
     shift
@@ -23,15 +23,15 @@ make() {
     done
 }
 
-run=$scale/$experiment/$arm/seed-$seed
+run=$scale/$experiment/$arm/base-$base/seed-$seed
 case $command in
 world) make data/$scale/corpus.jsonl data/$scale/world.json data/$scale/questions/facts.train.jsonl ;;
 index) make index/$scale/index.json index/$scale/lucene/segments ;;
 tokenizer) make policy/$scale/tokenizer/tokenizer.json ;;
-warm-start) make policy/$scale/$name${task:+/$task}/config.json ;;
+base-policy) for file in expert/config.json initial/search/config.json attempts.csv; do make policy/$scale/base-$base/$file; done ;;
 train) make results/$run/metrics.csv results/$run/manifest.json checkpoints/$run/final/config.json ;;
 evaluate) make results/$run/evaluation.csv ;;
-evaluate-initial) make results/$scale/untrained/$name/seed-0/evaluation.csv ;;
+evaluate-initial) make results/$scale/untrained/$name/base-$base/evaluation.csv ;;
 collect) for file in metrics.csv evaluation.csv.gz manifests.json episodes.jsonl; do make results/$scale/$name/$file; done ;;
 figure) for end in pdf png csv; do make figures/$scale/$name.$end; done ;;
 table) for end in csv md tex; do make paper_tables/$scale/$name.$end; done ;;

@@ -21,16 +21,28 @@ def distinct_arms(scale: Scale, *experiments: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_everything_trains_each_distinct_arm_once_a_seed(clone: Clone, name: str) -> None:
+def test_everything_trains_each_distinct_arm_once_a_base_policy_and_seed(clone: Clone, name: str) -> None:
     scale = load_scale(name, ROOT / "config")
     arms = distinct_arms(scale, *scale.experiments)
-    runs = sum(scale.seeds_of(experiment) for experiment, _ in arms)
+    runs = sum(scale.runs_of(experiment) for experiment, _ in arms)
     jobs = clone.jobs("--config", f"scale={name}", "runs=fresh")
     assert (jobs["train"], jobs["evaluate"]) == (runs, runs)
     assert jobs["collect"] == len(scale.experiments) + 1  # the untrained policies are collected too
     assert jobs["world"] == jobs["audit_table"] == 1
+    assert jobs.get("base_policy", 0) + jobs.get("pretrained_policy", 0) == scale.base_policies
+    untrained = len(["initial", "closed_book", *(["expert"] if scale.warm_start else [])])
+    assert jobs["evaluate_initial"] == untrained * scale.base_policies
     indexes = sum(jobs.get(rule, 0) for rule in ("build_index", "build_further_index", "build_faiss_index"))
     assert indexes == 1 + len(scale.retrievers)
+
+
+def test_each_base_policy_is_a_job_of_its_own_and_every_arm_is_trained_from_each(clone: Clone) -> None:
+    jobs = clone.jobs("--config", "scale=smoke", "experiments=search", "runs=fresh", "bases=3", "seeds=2")
+    assert (jobs["base_policy"], jobs["evaluate_initial"]) == (3, 3 * 3)
+    assert jobs["train"] == jobs["evaluate"] == 6 * 3 * 2
+    run = "results/smoke/search/MT-PPO/base-2/seed-1/metrics.csv"
+    assert clone.jobs(run, "--config", "scale=smoke") == {
+        "world": 1, "build_index": 1, "tokenizer": 1, "base_policy": 1, "train": 1}
 
 
 def test_one_experiment_trains_its_own_arms_only(clone: Clone) -> None:
@@ -59,8 +71,8 @@ def test_fresh_runs_are_trained_although_runs_are_shipped(clone: Clone, ship: Ca
 def test_auto_prefers_fresh_runs_once_all_exist(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search", "untrained")
     scale = load_scale("mini", ROOT / "config")
-    runs = [clone.root / "results/mini/search" / arm / f"seed-{n}" for arm in scale.experiments["search"].arms
-            for n in range(3)]
+    runs = [clone.root / "results/mini/search" / arm / "base-0" / f"seed-{n}"
+            for arm in scale.experiments["search"].arms for n in range(3)]
     for run in runs[:-1]:
         touch_run(run)
     assert "results/shipped/mini/search" in clone.snakemake("--dry-run", FIGURE).stdout
@@ -137,10 +149,12 @@ def test_the_workflow_passes_snakemakes_lint(clone: Clone) -> None:
     (["--config", "sclae=mini"], ["sclae", "did you mean 'scale'?"]),
     (["--config", "runs=fersh"], ["'fersh' is not one of", "fresh"]),
     (["--config", "seeds=0"], ["seeds", "0"]),
+    (["--config", "bases=0"], ["bases", "0"]),
+    (["--config", "scale=paper", "bases=2"], ["no base policy 1 at scale 'paper'"]),
     (["--config", "seeds={serach: 3}"], ["no experiment 'serach'", "did you mean 'search'?"]),
     (["--config", "experiments=serach"], ["no experiment 'serach'", "did you mean 'search'?"]),
-    (["results/mini/search/MT-PPX/seed-0/metrics.csv"], ["no arm 'MT-PPX'", "did you mean 'MT-PPO'?"]),
-    (["results/mini/serach/MT-PPO/seed-0/metrics.csv"], ["no experiment 'serach'", "did you mean 'search'?"]),
+    (["results/mini/search/MT-PPX/base-0/seed-0/metrics.csv"], ["no arm 'MT-PPX'", "did you mean 'MT-PPO'?"]),
+    (["results/mini/serach/MT-PPO/base-0/seed-0/metrics.csv"], ["no experiment 'serach'", "did you mean 'search'?"]),
     (["figures/mini/fig3_training_dynamic.pdf"],
      ["no figure 'fig3_training_dynamic'", "did you mean 'fig3_training_dynamics'?"]),
     (["figures/mini/fig3_training_dynamics.pfd"], ["ends in 'pfd'", "did you mean 'pdf'?"]),
@@ -165,4 +179,4 @@ def test_a_mistyped_key_of_a_scale_stops_the_workflow_before_any_job(clone: Clon
 
 def test_the_slurm_profile_is_found_by_its_name_from_the_clone(clone: Clone) -> None:
     output = clone.snakemake("--profile", "slurm", "--dry-run", "all", "--config", "scale=smoke").stdout
-    assert "train: search, MT-PPO, seed 0" in output
+    assert "train: search, MT-PPO, base policy 0, seed 0" in output

@@ -45,7 +45,7 @@ def test_what_is_set_up_is_not_set_up_again(installed: Clone) -> None:
 
 def test_reproduce_trains_search_afresh_from_three_seeds(installed: Clone) -> None:
     command = planned(installed, "reproduce")
-    assert "--config scale=mini seeds=3 runs=fresh experiments=search -- all" in command
+    assert "--config scale=mini bases=1 seeds=3 runs=fresh experiments=search -- all" in command
     assert "turncredit headline --scale mini" in command
 
 

@@ -12,7 +12,7 @@ from turncredit.config.load import RunConfig, Scale, load_scale
 from turncredit.data.sources import load_registry
 from turncredit.reporting.catalogue import FIGURES, TABLES
 
-COMMAND = re.compile(r"turncredit train --scale paper --experiment (\S+) --arm (\S+) --seed (\d+)")
+COMMAND = re.compile(r"turncredit train --scale paper --experiment (\S+) --arm (\S+) --base 0 --seed (\d+)")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_dry_run_lists_every_job_of_the_paper(listed: str, scale: Scale) -> 
     figures = {name: n for name, n in counted.items() if name.startswith("figure_")}
     assert figures == {f"figure_{name}": 1 for name in FIGURES}
     assert {name: n for name, n in counted.items() if name not in figures} == {
-        "train": trained, "evaluate": trained, "evaluate_initial": 2, "evaluate_checkpoint": 5, "pretrained_policy": 2,
+        "train": trained, "evaluate": trained, "evaluate_initial": 2, "evaluate_checkpoint": 5, "pretrained_policy": 1,
         "pretrained_checkpoint": 5, "world": 1, "passage_table": 1, "build_faiss_index": 1, "build_further_index": 1,
         "collect": 5, "table": len(TABLES), "audit_table": 1, "all": 1,
         "fetch_source": len(load_registry(ROOT).needed(scale)), "total": sum(counted.values()) - counted["total"]}
@@ -88,7 +88,7 @@ def test_two_turn_runs_have_the_papers_settings(runs: list[RunConfig]) -> None:
 
 def test_an_imported_run_is_plotted_and_not_trained(clone: Clone) -> None:
     figure = "figures/mini/fig3_training_dynamics.pdf"
-    run = clone.root / "results/imported/mini/search/MT-PPO/seed-0"
+    run = clone.root / "results/imported/mini/search/MT-PPO/base-0/seed-0"
     run.mkdir(parents=True)
     for name in ("manifest.json", "metrics.csv", "evaluation.csv"):
         (run / name).touch()

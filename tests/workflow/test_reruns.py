@@ -76,13 +76,13 @@ def test_a_change_of_science_reruns_exactly_the_runs_that_it_touches(later: Clon
     edit(later, "overrides: {rewards: {search_cost: 0.0}}", "overrides: {rewards: {search_cost: 0.05}}")
     jobs = later.jobs(*FRESH)
     assert (jobs["train"], jobs["evaluate"], jobs["collect"]) == (1, 1, 1)
-    assert not {"world", "build_index", "expert_policy", "initial_policy"} & set(jobs)
+    assert not {"world", "build_index", "base_policy"} & set(jobs)
 
 
 def test_a_change_of_the_world_reruns_everything(later: Clone) -> None:
     edit(later, "cities: 100", "cities: 101")
     jobs = later.jobs(*FRESH)
-    assert jobs["world"] == jobs["build_index"] == jobs["expert_policy"] == 1
+    assert jobs["world"] == jobs["build_index"] == jobs["base_policy"] == 1
     assert jobs["train"] == jobs["evaluate"] == 13
 
 
@@ -93,7 +93,7 @@ def test_more_seeds_train_only_the_new_ones(later: Clone) -> None:
 
 
 def test_an_evaluation_is_made_again_from_the_final_policy_without_training(later: Clone) -> None:
-    evaluation = "results/smoke/search/MT-PPO/seed-0/evaluation.csv"
+    evaluation = "results/smoke/search/MT-PPO/base-0/seed-0/evaluation.csv"
     (later.root / evaluation).unlink()
     assert later.jobs(evaluation, *FRESH) == {"evaluate": 1}
 

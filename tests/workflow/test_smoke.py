@@ -67,14 +67,14 @@ def test_every_run_has_its_files_and_a_policy(finished: Clone) -> None:
     for experiment, settings in scale.experiments.items():
         for arm in settings.arms:
             where, name = scale.identical(experiment, arm)
-            run = Path("smoke", where, name, "seed-0")
+            run = Path("smoke", where, name, "base-0", "seed-0")
             assert {p.name for p in (finished.root / "results" / run).iterdir()} == {
                 "metrics.csv", "manifest.json", "episodes.jsonl", "evaluation.csv", "evaluation.episodes.jsonl"}
             assert (finished.root / "checkpoints" / run / "final" / "config.json").exists()
 
 
 def test_the_cached_evaluation_of_training_equals_one_made_afterwards(finished: Clone) -> None:
-    run = "smoke/search/MT-PPO/seed-0"
+    run = "smoke/search/MT-PPO/base-0/seed-0"
     assert not list((finished.root / "checkpoints" / run).glob("evaluation-*"))
     path = finished.root / "results" / run / "evaluation.csv"
     before, played = path.read_bytes(), path.stat()

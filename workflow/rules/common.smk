@@ -40,6 +40,7 @@ wildcard_constraints:
     scale=one_of(SCALES),
     experiment="[a-z_]+",
     arm="[A-Za-z0-9._-]+",
+    base="[0-9]+",
     seed="[0-9]+",
     kind="initial|expert|closed_book",
     task=one_of({task for scale in SCALES.values() for task in task_experiments(scale)}),
@@ -49,4 +50,4 @@ wildcard_constraints:
 
 def run_config(wildcards) -> RunConfig:
     """The resolved configuration of one training run."""
-    return SCALES[wildcards.scale].run(wildcards.experiment, wildcards.arm, int(wildcards.seed))
+    return SCALES[wildcards.scale].run(wildcards.experiment, wildcards.arm, int(wildcards.seed), int(wildcards.base))

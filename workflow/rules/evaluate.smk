@@ -9,9 +9,9 @@ rule evaluate:
         lambda w: INPUTS[w.scale].indexes(w.experiment),
         policy=rules.train.output.policy,
     output:
-        "results/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
+        "results/{scale}/{experiment}/{arm}/base-{base}/seed-{seed}/evaluation.csv",
     log:
-        "logs/{scale}/evaluate/{experiment}/{arm}/seed-{seed}.log",
+        "logs/{scale}/evaluate/{experiment}/{arm}/base-{base}/seed-{seed}.log",
     wildcard_constraints:
         experiment="(?!untrained/)[a-z_]+",
     conda:
@@ -22,10 +22,10 @@ rule evaluate:
             run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()
         ),
     message:
-        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
+        "evaluate: {wildcards.experiment}, {wildcards.arm}, base policy {wildcards.base}, seed {wildcards.seed}"
     shell:
         "turncredit evaluate --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
-        " --seed {wildcards.seed} > {log} 2>&1"
+        " --base {wildcards.base} --seed {wildcards.seed} > {log} 2>&1"
 
 
 # The policy of an imported run (`turncredit import-run`).
@@ -33,11 +33,11 @@ rule evaluate_imported:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].indexes(w.experiment),
-        policy="results/imported/{scale}/{experiment}/{arm}/seed-{seed}/policy",
+        policy="results/imported/{scale}/{experiment}/{arm}/base-{base}/seed-{seed}/policy",
     output:
-        "results/imported/{scale}/{experiment}/{arm}/seed-{seed}/evaluation.csv",
+        "results/imported/{scale}/{experiment}/{arm}/base-{base}/seed-{seed}/evaluation.csv",
     log:
-        "logs/{scale}/evaluate/imported/{experiment}/{arm}/seed-{seed}.log",
+        "logs/{scale}/evaluate/imported/{experiment}/{arm}/base-{base}/seed-{seed}.log",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
@@ -46,30 +46,30 @@ rule evaluate_imported:
             run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()
         ),
     message:
-        "evaluate: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed} (imported)"
+        "evaluate: {wildcards.experiment}, {wildcards.arm}, base policy {wildcards.base}, seed {wildcards.seed} (imported)"
     shell:
         "turncredit evaluate --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
-        " --seed {wildcards.seed} > {log} 2>&1"
+        " --base {wildcards.base} --seed {wildcards.seed} > {log} 2>&1"
 
 
 rule evaluate_initial:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].indexes(*(["search"] if w.kind == "closed_book" else SCALES[w.scale].experiments)),
-        policies=lambda w: INPUTS[w.scale].policies_before_training(w.kind),
+        policies=lambda w: f"policy/{w.scale}/base-{w.base}/{'expert' if w.kind == 'expert' else 'initial'}",
     output:
-        "results/{scale}/untrained/{kind}/seed-0/evaluation.csv",
+        "results/{scale}/untrained/{kind}/base-{base}/evaluation.csv",
     log:
-        "logs/{scale}/evaluate/untrained/{kind}.log",
+        "logs/{scale}/evaluate/untrained/{kind}-{base}.log",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: settings_hash(*(experiment.task for experiment in SCALES[w.scale].experiments.values())),
     message:
-        "evaluate: {wildcards.kind}, without RL training"
+        "evaluate: {wildcards.kind}, base policy {wildcards.base}, without RL training"
     shell:
-        "turncredit evaluate-initial {wildcards.kind} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit evaluate-initial {wildcards.kind} --base {wildcards.base} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule evaluate_checkpoint:
@@ -78,7 +78,7 @@ rule evaluate_checkpoint:
         lambda w: INPUTS[w.scale].indexes(SCALES[w.scale].checkpoint(w.checkpoint).experiment),
         policy=rules.pretrained_checkpoint.output,
     output:
-        "results/{scale}/untrained/{checkpoint}/seed-0/evaluation.csv",
+        "results/{scale}/untrained/{checkpoint}/base-0/evaluation.csv",
     log:
         "logs/{scale}/evaluate/untrained/{checkpoint}.log",
     conda:

@@ -1,6 +1,6 @@
-# Policies that RL training starts from. With a warm start: a tokenizer, the expert policy (trained on correct demonstrations, an
-# upper reference) and each task's initial policy (trained on degraded ones). Without: a pretrained policy, unchanged.
-# Last, the pretrained checkpoints that are evaluated only.
+# Policies that RL training starts from. With a warm start: a tokenizer, and base policies, each with an expert policy (trained on
+# correct demonstrations, an upper reference) and each task's initial policy (trained on degraded ones). Without: one base
+# policy, a pretrained one, unchanged. Last, the pretrained checkpoints that are evaluated only.
 
 WARM_START_SCALES = one_of(name for name, scale in SCALES.items() if scale.warm_start is not None)
 
@@ -24,61 +24,40 @@ rule tokenizer:
         "turncredit tokenizer --scale {wildcards.scale} > {log} 2>&1"
 
 
-rule expert_policy:
+# One job a base policy: it tries one warm start after the other until the gates are passed, and lists all of them.
+rule base_policy:
     input:
         rules.world.output,
         rules.tokenizer.output,
         lambda w: INPUTS[w.scale].index(),
     output:
-        directory("policy/{scale}/expert"),
+        expert=directory("policy/{scale}/base-{base}/expert"),
+        initial=directory("policy/{scale}/base-{base}/initial"),
+        attempts="policy/{scale}/base-{base}/attempts.csv",
     log:
-        "logs/{scale}/warm-start/expert.log",
+        "logs/{scale}/base-policy/{base}.log",
     benchmark:
-        "benchmarks/{scale}/warm-start/expert.tsv"
+        "benchmarks/{scale}/base-policy/{base}.tsv"
     wildcard_constraints:
         scale=WARM_START_SCALES,
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].warm_start.threads
     params:
-        settings=lambda w: INPUTS[w.scale].warm_start_settings_hash(*task_experiments(SCALES[w.scale])),
+        settings=lambda w: INPUTS[w.scale].warm_start_settings_hash(),
     message:
-        "warm start: the expert policy of scale {wildcards.scale}"
+        "warm start: base policy {wildcards.base} of scale {wildcards.scale}"
     shell:
-        "turncredit warm-start expert --scale {wildcards.scale} > {log} 2>&1"
-
-
-rule initial_policy:
-    input:
-        rules.world.output,
-        lambda w: INPUTS[w.scale].index(),
-        expert=rules.expert_policy.output,
-    output:
-        directory("policy/{scale}/initial/{task}"),
-    log:
-        "logs/{scale}/warm-start/initial-{task}.log",
-    benchmark:
-        "benchmarks/{scale}/warm-start/initial-{task}.tsv"
-    wildcard_constraints:
-        scale=WARM_START_SCALES,
-    conda:
-        "../../envs/core.yaml"
-    threads: lambda w: SCALES[w.scale].warm_start.threads
-    params:
-        settings=lambda w: INPUTS[w.scale].warm_start_settings_hash(w.task),
-    message:
-        "warm start: the initial policy of {wildcards.task} at scale {wildcards.scale}"
-    shell:
-        "turncredit warm-start initial --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit base-policy --base {wildcards.base} --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule pretrained_policy:
     input:
         lambda w: INPUTS[w.scale].policy(SCALES[w.scale].policy.path_or_id),
     output:
-        directory("policy/{scale}/initial/{task}"),
+        directory("policy/{scale}/base-0/initial"),
     log:
-        "logs/{scale}/import-policy/{task}.log",
+        "logs/{scale}/import-policy/initial.log",
     wildcard_constraints:
         scale=one_of(name for name, scale in SCALES.items() if scale.warm_start is None),
     conda:
@@ -86,9 +65,9 @@ rule pretrained_policy:
     params:
         settings=lambda w: settings_hash(SCALES[w.scale].policy),
     message:
-        "policy: the pretrained initial policy of {wildcards.task} at scale {wildcards.scale}"
+        "policy: the pretrained initial policy of scale {wildcards.scale}"
     shell:
-        "turncredit import-policy --task {wildcards.task} --scale {wildcards.scale} > {log} 2>&1"
+        "turncredit import-policy --scale {wildcards.scale} > {log} 2>&1"
 
 
 rule pretrained_checkpoint:

@@ -8,15 +8,15 @@ rule train:
     input:
         rules.world.output,
         lambda w: INPUTS[w.scale].indexes(run_config(w).experiment),
-        initial=lambda w: f"policy/{w.scale}/initial/{run_config(w).task.name}",
+        initial="policy/{scale}/base-{base}/initial",
     output:
-        metrics="results/{scale}/{experiment}/{arm}/seed-{seed}/metrics.csv",
-        manifest="results/{scale}/{experiment}/{arm}/seed-{seed}/manifest.json",
-        policy=directory("checkpoints/{scale}/{experiment}/{arm}/seed-{seed}/final"),
+        metrics="results/{scale}/{experiment}/{arm}/base-{base}/seed-{seed}/metrics.csv",
+        manifest="results/{scale}/{experiment}/{arm}/base-{base}/seed-{seed}/manifest.json",
+        policy=directory("checkpoints/{scale}/{experiment}/{arm}/base-{base}/seed-{seed}/final"),
     log:
-        "logs/{scale}/train/{experiment}/{arm}/seed-{seed}.log",
+        "logs/{scale}/train/{experiment}/{arm}/base-{base}/seed-{seed}.log",
     benchmark:
-        "benchmarks/{scale}/train/{experiment}/{arm}/seed-{seed}.tsv"
+        "benchmarks/{scale}/train/{experiment}/{arm}/base-{base}/seed-{seed}.tsv"
     wildcard_constraints:
         experiment="(?!untrained/)[a-z_]+",
     conda:
@@ -27,7 +27,7 @@ rule train:
             run_config(w).digest(), SCALES[w.scale].retriever_of(w.experiment).result_settings()
         ),
     message:
-        "train: {wildcards.experiment}, {wildcards.arm}, seed {wildcards.seed}"
+        "train: {wildcards.experiment}, {wildcards.arm}, base policy {wildcards.base}, seed {wildcards.seed}"
     shell:
         "exec turncredit train --scale {wildcards.scale} --experiment {wildcards.experiment} --arm {wildcards.arm}"
-        " --seed {wildcards.seed} > {log} 2>&1"
+        " --base {wildcards.base} --seed {wildcards.seed} > {log} 2>&1"

@@ -32,13 +32,14 @@ def _start() -> None:
 @app.command("check-config", rich_help_panel="Configuration")
 def check_config(scale: Annotated[str | None, typer.Option(help="one scale; default: all")] = None,
                  root: Root = Path()) -> None:
-    """Check the configuration, and list the seeds and arms of each experiment."""
+    """Check the configuration, and list the base policies, seeds and arms of each experiment."""
     for name in [scale] if scale else scale_names(root / "config"):
         found = scale_at(name, root)
         for experiment, settings in found.experiments.items():
             made = {arm: found.identical(experiment, arm) for arm in settings.arms}
             arms = [arm if where == (experiment, arm) else f"{arm} = {'/'.join(where)}" for arm, where in made.items()]
-            typer.echo(f"{name}/{experiment}: seeds: {found.seeds_of(experiment)}, arms: {', '.join(arms)}")
+            typer.echo(f"{name}/{experiment}: base policies: {found.base_policies}, "
+                       f"seeds: {found.seeds_of(experiment)}, arms: {', '.join(arms)}")
 
 
 @app.command(rich_help_panel="Configuration")

@@ -17,6 +17,7 @@ from turncredit.workflow.inputs import task_experiments
 
 ScaleName = Annotated[str, typer.Option("--scale", help="name of config/<scale>.yaml")]
 RetrieverName = Annotated[str | None, typer.Option("--retriever", help="one of `retrievers`; default: the scale's own")]
+Base = Annotated[int, typer.Option("--base", help="index of the base policy, from 0")]
 Root = Annotated[Path, typer.Option(help="the clone, which holds config/, data/ and results/")]
 Folders = Annotated[list[Path] | None, typer.Argument(help="folders of collected runs, one per experiment")]
 

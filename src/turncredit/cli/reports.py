@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from turncredit.cli.options import Folders, Root, ScaleName, scale_at
+from turncredit.cli.options import Base, Folders, Root, ScaleName, scale_at
 from turncredit.errors import DataError
 
 reports = typer.Typer()
@@ -18,14 +18,15 @@ PANEL = "Results"
 def import_run(folder: Annotated[Path, typer.Argument(help="metrics.csv and evaluation.csv, or a checkpoint")],
                experiment: Annotated[str, typer.Option()], arm: Annotated[str, typer.Option()],
                label: Annotated[str, typer.Option(help="who trained it, and where; shown beside every number")],
-               seed: Annotated[int, typer.Option()] = 0, scale: ScaleName = "paper", root: Root = Path()) -> None:
+               seed: Annotated[int, typer.Option()] = 0, base: Base = 0, scale: ScaleName = "paper",
+               root: Root = Path()) -> None:
     """Import an external run after checking it; tables and audit name its origin."""
     from turncredit.reporting.imported import import_run as import_external_run
     from turncredit.tasks.registry import plugin_of
     from turncredit.training.manifest import now
 
     settings = scale_at(scale, root)
-    config = settings.run(*settings.identical(experiment, arm), seed)
+    config = settings.run(*settings.identical(experiment, arm), seed, base)
     data = root / "data" / scale
     questions = None if not (data / "world.json").exists() else [
         (item.dataset, item.id) for item in plugin_of(config.task.name).read_items(data, "test", config.evaluate_on)]

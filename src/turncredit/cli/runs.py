@@ -11,8 +11,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from turncredit.cli.options import Root, ScaleName, experiment_of_task, scale_at
+from turncredit.cli.options import Base, Root, ScaleName, experiment_of_task, scale_at
 from turncredit.config.load import RunConfig, Scale
+from turncredit.config.paths import base_folder
 
 runs = typer.Typer()
 PANEL = "Training and evaluation"
@@ -30,14 +31,14 @@ class Untrained(StrEnum):
 
 
 @runs.command(rich_help_panel=PANEL)
-def train(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: ScaleName = "mini",
+def train(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Base = 0, scale: ScaleName = "mini",
           root: Root = Path()) -> None:
     """Train one run. After an interruption, the same command resumes from the last checkpoint.
 
     Starts ``launch.processes`` processes, unless torchrun or accelerate already has.
     """
     settings = scale_at(scale, root)
-    config = settings.run(experiment, arm, seed)
+    config = settings.run(experiment, arm, seed, base)
     if config.launch.processes > 1 and "RANK" not in os.environ:
         from turncredit.distributed.launch import relaunch_under_torchrun
 
@@ -59,7 +60,7 @@ def train(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Scale
 
 
 @runs.command(rich_help_panel=PANEL)
-def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: ScaleName = "mini",
+def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Base = 0, scale: ScaleName = "mini",
              root: Root = Path()) -> None:
     """Play all test questions with the trained policy of one run, or with the policy that was imported for it."""
     from turncredit.reporting.imported import imported_run
@@ -68,7 +69,7 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Sc
     from turncredit.training.run_folder import RunPaths
 
     settings = scale_at(scale, root)
-    config = settings.run(experiment, arm, seed)
+    config = settings.run(experiment, arm, seed, base)
     paths = RunPaths.under(root, config)
     services = ServiceSettings(settings.retriever_of(experiment), paths.index)
     imported = imported_run(root, config)
@@ -82,7 +83,7 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, scale: Sc
 
 
 @runs.command("evaluate-initial", rich_help_panel=PANEL)
-def evaluate_initial(kind: Untrained, scale: ScaleName = "mini", root: Root = Path()) -> None:
+def evaluate_initial(kind: Untrained, base: Base = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Play all test questions with a policy without RL training, greedily and sampled.
 
     All tasks are played; closed_book plays `search` only. The column `experiment` names a task's first experiment.
@@ -90,9 +91,9 @@ def evaluate_initial(kind: Untrained, scale: ScaleName = "mini", root: Root = Pa
     settings = scale_at(scale, root)
     tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
         e.task.name for e in settings.experiments.values())
-    policy = root / "policy" / scale / "expert" if kind is Untrained.EXPERT else None
+    policy = root / base_folder(scale, base) / "expert" if kind is Untrained.EXPERT else None
     _evaluate_untrained(settings, root, kind, [experiment_of_task(settings, task) for task in tasks], policy,
-                        ("greedy", "sampled"), closed_book=kind is Untrained.CLOSED_BOOK)
+                        ("greedy", "sampled"), base=base, closed_book=kind is Untrained.CLOSED_BOOK)
 
 
 @runs.command("evaluate-checkpoint", rich_help_panel=PANEL)
@@ -105,17 +106,18 @@ def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the sca
                         ("greedy",))
 
 
-def untrained_config(scale: Scale, experiment: str) -> RunConfig:
+def untrained_config(scale: Scale, experiment: str, base: int = 0) -> RunConfig:
     """The configuration with which an untrained policy plays an experiment: its first arm's, without overrides."""
     found = scale.experiments[experiment]
     arm, settings = next(iter(found.arms.items()))
-    return scale.run(experiment, arm, 0).model_copy(update={
+    return scale.run(experiment, arm, 0, base).model_copy(update={
         "algorithm": scale.algorithms[settings.algorithm], "task": found.task,
         "rewards": scale.rewards[found.task.name]})
 
 
 def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[str], policy: Path | None,
-                        decodings: tuple[Literal["greedy", "sampled"], ...], *, closed_book: bool = False) -> None:
+                        decodings: tuple[Literal["greedy", "sampled"], ...], *, base: int = 0,
+                        closed_book: bool = False) -> None:
     """Evaluate a policy that was not trained here, as the run ``untrained/{name}``.
 
     Args:
@@ -125,6 +127,7 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
         experiments: names of the experiments whose tasks and test questions are played.
         policy: the policy's folder; None: the initial policy of each task.
         decodings: ways to decode; all questions are played with each.
+        base: index of the base policy.
         closed_book: cut episodes to one turn, which cannot search.
     """
     import pandas as pd
@@ -137,7 +140,7 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
     tables = []
     with TemporaryDirectory() as scratch:
         for experiment in experiments:
-            config = untrained_config(scale, experiment)
+            config = untrained_config(scale, experiment, base)
             if closed_book:  # the only turn must answer
                 config = config.model_copy(update={"task": config.task.model_copy(update={"max_turns": 1})})
             paths = RunPaths.under(root, config)
@@ -145,5 +148,5 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
             evaluate_run(policy or paths.policy, config, ServiceSettings(scale.retriever_of(experiment), paths.index),
                          data=paths.data, output=played, decodings=decodings)
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
-    with atomic(root / "results" / scale.name / "untrained" / name / "seed-0" / "evaluation.csv") as temporary:
+    with atomic(root / "results" / scale.name / "untrained" / name / f"base-{base}" / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")

@@ -25,8 +25,8 @@ def shown_algorithms(config: RunConfig, algorithms: Mapping[str, Algorithm]) -> 
 
 
 @app.command(rich_help_panel="Results")
-def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search/MT-PPO/seed-0) or collected runs "
-                                                     "(results/shipped/mini/search)")],
+def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search/MT-PPO/base-0/seed-0) "
+                                                     "or collected runs (results/shipped/mini/search)")],
          arm: Annotated[str | None, typer.Option(help="of collected runs: one arm; the first by default")] = None,
          label: Annotated[str | None, typer.Option(help="only right, wrong, malformed or group")] = None,
          count: Annotated[int, typer.Option(min=1, help="how many are printed")] = 3,
@@ -50,7 +50,8 @@ def show(folder: Annotated[Path, typer.Argument(help="a run (results/mini/search
         content: record.rewards(content) for content in record.episodes[0].rewards}))
              for record in records if label in (None, record.label)]
     if page is not None:
-        write_text(page, html.page(f"{config.experiment} / {config.arm} / seed {config.seed}", shown, config.arm))
+        title = f"{config.experiment} / {config.arm} / base policy {config.base} / seed {config.seed}"
+        write_text(page, html.page(title, shown, config.arm))
         typer.echo(f"{page}: {len(shown)} groups of episodes")
         return
     console = Console()

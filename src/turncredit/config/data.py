@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from turncredit.config.base import StrictModel, optional
 
+SEEDS_PER_BASE = 10  # warm-start seeds between one base policy's first and the next one's
 Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]
 
 
@@ -63,10 +64,37 @@ class PolicyConfig(StrictModel):
     max_positions: int = Field(512, ge=32)
 
 
+class Limits(StrictModel):
+    """The least and the greatest allowed value of a number."""
+
+    min: float | None = optional()
+    max: float | None = optional()
+
+    @model_validator(mode="after")
+    def _allows_something(self) -> Limits:
+        if self.min is None and self.max is None:
+            raise ValueError("min and max are missing: add one of them")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min = {self.min:g}: is above max = {self.max:g}")
+        return self
+
+    def fault(self, value: float) -> str:
+        """The limit that ``value`` breaks, in words; "" if none. NaN breaks every limit.
+
+        >>> Limits(min=0.7, max=0.85).fault(0.9), Limits(min=0.7).fault(0.9)
+        ('above 0.85', '')
+        """
+        if self.min is not None and not value >= self.min:
+            return f"below {self.min:g}"
+        return f"above {self.max:g}" if self.max is not None and not value <= self.max else ""
+
+
 class WarmStartConfig(StrictModel):
     """Supervised start: skills from correct demonstrations, then bad habits from degraded ones."""
 
-    seed: int = 0
+    seed: int = Field(0, ge=0)  # of base policy 0 and its first attempt: see ``seed_of``
+    attempts: int = Field(1, ge=1, le=SEEDS_PER_BASE)  # warm starts that a base policy may try
+    gates: dict[str, Limits] = Field(default={})  # limits of measured difficulty; none: the first attempt is taken
     batch: int = Field(48, ge=1)  # demonstrations an optimiser step
     expert_steps: int = Field(1200, ge=1)  # of the expert policy, the ceiling of every arm
     degraded_steps: int = Field(300, ge=1)  # from the expert policy to a task's initial policy
@@ -78,3 +106,7 @@ class WarmStartConfig(StrictModel):
     threads: int = Field(2, ge=1)
     flaws: dict[str, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw of the tasks at a decision
     flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
+
+    def seed_of(self, base: int, attempt: int) -> int:
+        """The warm-start seed of an attempt of a base policy, both from 0."""
+        return self.seed + SEEDS_PER_BASE * base + attempt

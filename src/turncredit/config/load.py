@@ -16,6 +16,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 from turncredit.config.algorithm import Algorithm, Content
 from turncredit.config.base import StrictModel, explain, missing, optional, read_mapping, refuse, validate_as
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
+from turncredit.config.paths import run_key
 from turncredit.config.reading import Reading, under
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
@@ -310,8 +311,8 @@ class Scale(StrictModel):
             ConfigError: it is negative, or this scale has base policy 0 only.
         """
         if base < 0 or (base > 0 and self.warm_start is None):
-            raise ConfigError(f"no base policy {base} at scale {self.name!r}", "use 0" if self.warm_start is None
-                              else "use 0, 1, 2, ...")
+            raise ConfigError(f"no base policy {base} at scale {self.name!r}",
+                              "use 0, its only one" if self.warm_start is None else "use 0, 1, 2, ...")
 
     def identical(self, experiment: str, arm: str) -> tuple[str, str]:
         """Where an arm's runs are: itself, or the arm named by ``same_as`` (checked to be identical)."""
@@ -324,15 +325,6 @@ class Scale(StrictModel):
             raise ConfigError(f"experiments.{experiment}.arms.{arm}.same_as: {same_as} differs in its settings",
                               "remove same_as, or make the two arms equal")
         return other_experiment, other_arm
-
-
-def run_key(arm: str, base: int, seed: int) -> str:
-    """The key of a run among those of its experiment, and the end of its folder's path.
-
-    >>> run_key("MT-PPO", 1, 0)
-    'MT-PPO/base-1/seed-0'
-    """
-    return f"{arm}/base-{base}/seed-{seed}"
 
 
 class RunConfig(StrictModel):

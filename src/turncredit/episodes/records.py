@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from turncredit.config.load import RunConfig, run_key
+from turncredit.config.load import RunConfig
+from turncredit.config.paths import run_key
 from turncredit.errors import DataError, nearest
 from turncredit.files import write_text
 from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop

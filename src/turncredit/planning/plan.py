@@ -42,11 +42,11 @@ CHECKPOINTS = 3  # two are kept; a third exists while it is saved
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The plan of one arm; all its seeds need the same.
+    """The plan of one arm; all its runs need the same.
 
     Attributes:
         run: the resolved configuration of seed 0.
-        seeds: number of seeds.
+        count: number of its runs, of every seed from every base policy.
         gpu: its GPU model; None on a CPU or without ``launch.gpu``.
         critic, reference, sharded: see ``memory.memory``.
         load, memory, hours: work, memory and time; hours are None without a GPU.
@@ -56,7 +56,7 @@ class RunPlan:
     """
 
     run: RunConfig
-    seeds: int
+    count: int
     gpu: Gpu | None
     critic: bool
     reference: bool
@@ -158,7 +158,7 @@ def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, c
         duration = hours(run, load, shape, speed, critic=critic, reference=reference, sharded=sharded,
                       validations=validations)
     trained = shape.parameters + critic * shape.backbone
-    return RunPlan(run, scale.seeds_of(run.experiment), gpu, critic, reference, sharded, load, footprint, duration,
+    return RunPlan(run, scale.runs_of(run.experiment), gpu, critic, reference, sharded, load, footprint, duration,
                    CHECKPOINTS * 12 * trained, 4 * shape.parameters,
                    tuple(_faults(run, shape, footprint, load, gpu, critic, layout)))
 

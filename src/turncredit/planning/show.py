@@ -22,7 +22,7 @@ def records(plan: Plan) -> Iterator[Record]:
         names = run_plan.run.experiment, run_plan.run.arm
         load, hours = run_plan.load, run_plan.hours
         batch = {
-            "seeds": run_plan.seeds, "steps": run_plan.run.training.steps, "questions": load.questions,
+            "runs": run_plan.count, "steps": run_plan.run.training.steps, "questions": load.questions,
             "trajectories": load.trajectories, "trajectories_per_question": load.leaves,
             "tokens_sampled": load.sampled_tokens, "tokens_read": load.read_tokens,
             "tokens_per_trajectory": load.row_tokens, "micro_batches": load.micro_batches,
@@ -55,9 +55,9 @@ def tables(plan: Plan) -> list[Table | str]:
     """The plan as tables and lines: batches, memory, time, disk, assumptions."""
     shape, assumed = plan.shape, plan.assumed
     name = plan.scale.policy.path_or_id or "policy from scratch"
-    runs = sum(run_plan.seeds for run_plan in plan.runs)
-    paid = sum(run_plan.seeds * run_plan.hours.gpu_hours for run_plan in plan.runs if run_plan.hours is not None)
-    finals = sum(run_plan.seeds * run_plan.final_bytes for run_plan in plan.runs)
+    runs = sum(run_plan.count for run_plan in plan.runs)
+    paid = sum(run_plan.count * run_plan.hours.gpu_hours for run_plan in plan.runs if run_plan.hours is not None)
+    finals = sum(run_plan.count * run_plan.final_bytes for run_plan in plan.runs)
     most = max((run_plan.checkpoint_bytes for run_plan in plan.runs), default=0)
     parts: list[Table | str | None] = [
         f"{name}: {shape.parameters:,} weights, {shape.layers} layers (from {shape.source})",
@@ -83,12 +83,12 @@ def _label(run_plan: RunPlan) -> str:
 
 
 def _batches(plan: Plan) -> Table:
-    table = _table("A training step and the run", "arm", "seeds", "questions", "× leaves", "trajectories",
+    table = _table("A training step and the run", "arm", "runs", "questions", "× leaves", "trajectories",
                    "sampled tokens", "micro-batches", "steps", "optimiser steps", "epochs")
     for run_plan in plan.runs:
         load = run_plan.load
         table.add_row(
-            _label(run_plan), str(run_plan.seeds), str(load.questions), str(load.leaves), str(load.trajectories),
+            _label(run_plan), str(run_plan.count), str(load.questions), str(load.leaves), str(load.trajectories),
             f"{load.sampled_tokens:,}", f"{load.micro_batches} × {run_plan.run.training.minibatches}",
             str(run_plan.run.training.steps), str(load.optimizer_steps),
             "?" if load.epochs is None else f"{load.epochs:.2f}")
@@ -126,10 +126,10 @@ def _hours(plan: Plan) -> Table | None:
     if not any(run_plan.hours for run_plan in plan.runs):
         return None
     table = _table("One run, wall-clock hours", "arm", "GPUs", "sampling", "scoring", "update", "traffic", "together",
-                   "GPU hours", "all seeds")
+                   "GPU hours", "all runs")
     for run_plan in plan.runs:
         if (hours := run_plan.hours) is not None:
             times = (hours.sampling, hours.scoring, hours.update, hours.traffic, hours.clock)
             table.add_row(_label(run_plan), f"{hours.gpus} × {run_plan.run.launch.gpu}", *(f"{t:.1f}" for t in times),
-                          f"{hours.gpu_hours:,.0f}", f"{run_plan.seeds * hours.gpu_hours:,.0f}")
+                          f"{hours.gpu_hours:,.0f}", f"{run_plan.count * hours.gpu_hours:,.0f}")
     return table

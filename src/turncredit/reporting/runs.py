@@ -18,7 +18,8 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale, run_key
+from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
+from turncredit.config.paths import run_key
 from turncredit.episodes.records import GroupRecord, by_run_key, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text

@@ -23,6 +23,7 @@ from turncredit.episodes.records import episodes_path, read_records, step_episod
 from turncredit.errors import DataError
 from turncredit.evaluation import Decoding, EpisodeRunner, evaluate, evaluation_table
 from turncredit.files import atomic, json_sha256, sha256
+from turncredit.policy.attempts import read_attempts
 from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import Critic, load_policy, save_policy
@@ -86,7 +87,7 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
             config.training, config.device, config.launch, processes)
         if resumed is not None:
             learner.load(resumed)
-        manifest = _manifest(config, input_hashes, test)
+        manifest = _manifest(config, _base_policy(config, paths, input_hashes), input_hashes, test)
         running = {**manifest, **_status(progress, None)}
         processes.on_rank_0(lambda: write_manifest(paths.checkpoints / "manifest.json", running))
 
@@ -178,15 +179,25 @@ def _inputs(paths: RunPaths) -> dict[str, str]:
     return {name: sha256(path) for name, path in (files | {"world.json": paths.data / "world.json"}).items()}
 
 
+def _base_policy(config: RunConfig, paths: RunPaths, input_hashes: Mapping[str, str]) -> dict[str, Any]:
+    """Return the index of the base policy, the hashes of its weights, and how a warm start made it, if one did."""
+    weights = {name: digest for name, digest in input_hashes.items() if name.endswith(".safetensors")}
+    made = [{"warm_start_seed": attempt.warm_start_seed, "measured": dict(attempt.measured)}
+            for attempt in read_attempts(paths.base_policy) if not attempt.failed]
+    return {"index": config.base, "weights_sha256": weights, **(made[0] if made else {})}
+
+
 def _identity(config: RunConfig, services: ServiceSettings, input_hashes: Mapping[str, str]) -> str:
     """Return a hash of configuration and inputs; a checkpoint resumes only under the same one."""
     return json_sha256([config.digest(), services.identity(), dict(input_hashes)])
 
 
-def _manifest(config: RunConfig, input_hashes: Mapping[str, str], test: Sequence[Item]) -> dict[str, Any]:
+def _manifest(config: RunConfig, base_policy: Mapping[str, Any], input_hashes: Mapping[str, str],
+              test: Sequence[Item]) -> dict[str, Any]:
     """Return the fields of the manifest that are known before training."""
     return {"config": config.model_dump(mode="json"), "config_sha256": config.digest(), "seed": config.seed,
-            "data": dict(input_hashes), "evaluation_ids_sha256": evaluation_ids(test), **provenance()}
+            "base_policy": dict(base_policy), "data": dict(input_hashes),
+            "evaluation_ids_sha256": evaluation_ids(test), **provenance()}
 
 
 def _status(progress: Progress, ended: str | None) -> dict[str, Any]:

@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turncredit.config.load import RunConfig
-
-
-def base_folder(scale: str, base: int) -> Path:
-    """The folder of a base policy: ``initial/<task>`` of each task, and ``expert`` where a warm start made it."""
-    return Path("policy", scale, f"base-{base}")
+from turncredit.config.paths import base_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +36,11 @@ class RunPaths:
         policy = root / base_folder(config.scale, config.base) / "initial" / config.task.name
         return cls(root / "data" / config.scale, root / "index" / config.scale / (config.retriever or ""), policy,
                    root / "results" / run, root / "checkpoints" / run, root / "logs" / "tensorboard" / run)
+
+    @property
+    def base_policy(self) -> Path:
+        """The folder of the base policy that the initial policy belongs to."""
+        return self.policy.parents[1]
 
     @property
     def final_policy(self) -> Path:

@@ -161,28 +161,8 @@ class ScaleInputs:
         return self.fetched(name for name, source in self.registry.sources.items()
                             if source.repository == path_or_id and not source.files)
 
-    def warm_start_settings_hash(self, *tasks: str) -> str:
-        """Hash of the settings of a policy that is warm-started on demonstrations of these tasks."""
+    def warm_start_settings_hash(self) -> str:
+        """Hash of the settings of the base policies, which are warm-started on demonstrations of all tasks."""
         assert self.scale.warm_start is not None  # the rules of warm starts are for scales that have one
-        experiments = task_experiments(self.scale)
-        return settings_hash(self.scale.policy, self.scale.warm_start.hashed_fields(exclude={"threads"}),
-                      *(self.scale.experiments[experiments[task]].task for task in tasks))
-
-    def policies_before_training(self, kind: str) -> list[str]:
-        """Folders of the policies that one evaluation of policies without RL training plays.
-
-        Args:
-            kind: ``initial`` (each task's initial policy), ``expert``, or ``closed_book`` (search without a retriever).
-
-        Raises:
-            ValueError: another kind.
-        """
-        match kind:
-            case "expert":
-                return [f"policy/{self.scale.name}/expert"]
-            case "initial":
-                return [f"policy/{self.scale.name}/initial/{task}" for task in task_experiments(self.scale)]
-            case "closed_book":
-                return [f"policy/{self.scale.name}/initial/search"]
-            case _:
-                raise ValueError(f"no kind of evaluated policy is named {kind!r}")
+        tasks = [self.scale.experiments[experiment].task for experiment in task_experiments(self.scale).values()]
+        return settings_hash(self.scale.policy, self.scale.warm_start.hashed_fields(exclude={"threads"}), *tasks)

@@ -1,4 +1,4 @@
-"""The ``--config`` of a Snakemake call: which scale, seeds and experiments, and which runs are plotted."""
+"""The ``--config`` of a Snakemake call: scale, base policies, seeds and experiments, and which runs are plotted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
 
-KEYS = ("scale", "seeds", "runs", "experiments")
+KEYS = ("scale", "bases", "seeds", "runs", "experiments")
 
 
 def typed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,12 +42,14 @@ class WorkflowRequest:
         scale: name of ``config/<scale>.yaml``.
         runs: which runs are plotted. ``fresh``: trained here. ``shipped``: the committed ones. ``auto``: fresh where
             all of them exist, else shipped, else trained now.
+        bases: base policies of every arm; None: as the scale's config says.
         seeds: training seeds of every arm, or by experiment; None: as the scale's config says.
         experiments: the requested experiments; None: all of the scale.
     """
 
     scale: str
     runs: Literal["auto", "fresh", "shipped"] = "auto"
+    bases: int | None = None
     seeds: int | Mapping[str, int] | None = None
     experiments: tuple[str, ...] | None = None
 
@@ -56,7 +58,7 @@ class WorkflowRequest:
         """Make the request of a (typed and validated) ``--config``.
 
         Raises:
-            ConfigError: no such scale, or no such experiment at it.
+            ConfigError: no such scale, no such experiment at it, or several base policies without a warm start.
         """
         name, seeds, experiments = config["scale"], config.get("seeds"), config.get("experiments")
         if name not in scales:
@@ -66,7 +68,9 @@ class WorkflowRequest:
             if experiment not in known:
                 raise ConfigError(f"--config: no experiment {experiment!r} at scale {name!r}",
                                   nearest(experiment, known))
-        return cls(name, config["runs"], seeds, None if experiments is None else tuple(experiments))
+        bases = config.get("bases")
+        scales[name].check_base((bases or 1) - 1)
+        return cls(name, config["runs"], bases, seeds, None if experiments is None else tuple(experiments))
 
     def includes(self, experiment: str) -> bool:
         """Whether an experiment is requested."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from turncredit.config.load import Scale
+from turncredit.config.paths import run_key
 from turncredit.errors import ConfigError, DataError
 from turncredit.reporting.catalogue import FIGURES, TABLES, UNTRAINED
 from turncredit.workflow.request import WorkflowRequest
@@ -24,7 +25,7 @@ class ScaleRuns:
 
     Attributes:
         scale: its configuration.
-        request: seeds, requested experiments, and whose runs are plotted.
+        request: base policies, seeds, requested experiments, and whose runs are plotted.
         root: the clone.
     """
 
@@ -39,8 +40,13 @@ class ScaleRuns:
         """``untrained`` (evaluations of the untrained policies) and every experiment of the scale."""
         return [UNTRAINED, *self.scale.experiments]
 
+    @property
+    def bases(self) -> int:
+        """Base policies that every arm is trained from."""
+        return self.request.bases or self.scale.base_policies
+
     def seeds(self, experiment: str) -> int:
-        """Training seeds of each arm of an experiment."""
+        """Training seeds of each arm of an experiment, for each base policy."""
         seeds = self.request.seeds
         return (seeds.get(experiment) if isinstance(seeds, Mapping) else seeds) or self.scale.seeds_of(experiment)
 
@@ -52,12 +58,14 @@ class ScaleRuns:
     def folders(self, experiment: str) -> list[str]:
         """Folders of an experiment's runs; an arm with ``same_as`` shares the other arm's runs."""
         if experiment == UNTRAINED:
-            return [f"results/{self.scale.name}/untrained/{policy}/seed-0" for policy in self.untrained_policies()]
+            return [f"results/{self.scale.name}/untrained/{policy}/base-{base}" for policy in self.untrained_policies()
+                    for base in range(1 if policy in self.scale.checkpoints else self.bases)]
         arms = [self.scale.identical(experiment, arm) for arm in self.scale.experiments[experiment].arms]
-        return [self._folder(*arm, seed) for arm in arms for seed in range(self.seeds(experiment))]
+        return [self._folder(where, run_key(arm, base, seed)) for where, arm in arms
+                for base in range(self.bases) for seed in range(self.seeds(experiment))]
 
-    def _folder(self, experiment: str, arm: str, seed: int) -> str:
-        run = f"{self.scale.name}/{experiment}/{arm}/seed-{seed}"
+    def _folder(self, experiment: str, key: str) -> str:
+        run = f"{self.scale.name}/{experiment}/{key}"
         imported = (self.root / IMPORTED / run / "manifest.json").exists()
         return f"{IMPORTED if imported else 'results'}/{run}"
 
