@@ -32,7 +32,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scale(**warm_start: Any) -> Scale:
     smoke = load_scale("smoke", ROOT / "config")
-    return smoke.model_copy(update={"warm_start": smoke.require_warm_start().model_copy(update=warm_start)})
+    start = smoke.require_warm_start().model_copy(update={"attempts": 1, "gates": {}} | warm_start)
+    return smoke.model_copy(update={"warm_start": start})
 
 
 def make(found: Scale, base: int, output: Path, measured: Mapping[int, tuple[float, float]]) -> None:

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from turncredit.config import data as materials
+from turncredit.config import experiment as experiment_config
 from turncredit.config import load as settings
 from turncredit.config import runtime as equipment
 from turncredit.config.algorithm import Algorithm, Content
@@ -27,7 +28,7 @@ from turncredit.tasks.tool_search.config import ToolRewards
 
 ROOT = Path(__file__).parents[2]
 SCALES = scale_names(ROOT / "config")
-MODULES = (settings, materials, equipment)
+MODULES = (settings, experiment_config, materials, equipment)
 MODELS = [model for module in MODULES for model in vars(module).values()
           if isinstance(model, type) and issubclass(model, BaseModel) and model.__module__ == module.__name__]
 TASK_MODELS = [model for task in TASKS.values() for model in (task.config, task.rewards)]

@@ -21,6 +21,7 @@ from typer.main import get_command
 from turncredit.cli.main import app
 from turncredit.config import algorithm as algorithm_config
 from turncredit.config import data as materials
+from turncredit.config import experiment as experiments
 from turncredit.config import load as config
 from turncredit.config import retriever as retrieval_config
 from turncredit.config import runtime as equipment
@@ -45,10 +46,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "retriever": retrieval_config.RetrieverConfig, "faiss": retrieval_config.FaissConfig,
     "server": retrieval_config.ServerConfig, "policy": materials.PolicyConfig,
     "warm_start": materials.WarmStartConfig, "engine": equipment.EngineConfig, "launch": equipment.LaunchConfig,
-    "checkpoint": config.CheckpointConfig, **{f"rewards.{name}": task.rewards for name, task in TASKS.items()},
-    "experiment": config.Experiment, "task": TASKS["search"].config, "training": training_config.TrainingConfig,
-    "arm": config.Arm,
-    "overrides": config.ArmOverrides, "algorithm": algorithm_config.Algorithm}
+    "checkpoint": experiments.CheckpointConfig, **{f"rewards.{name}": task.rewards for name, task in TASKS.items()},
+    "experiment": experiments.Experiment, "task": TASKS["search"].config, "training": training_config.TrainingConfig,
+    "arm": experiments.Arm, "overrides": experiments.ArmOverrides, "algorithm": algorithm_config.Algorithm}
 # Fields that are no keys of their own: told by other tables, or (name) the file's name.
 NESTED = {
     "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
