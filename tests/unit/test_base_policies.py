@@ -16,7 +16,7 @@ from turncredit.miniature.base_policies import make_base_policy
 from turncredit.policy.attempts import Attempt, read_attempts
 
 ROOT = Path(__file__).parents[2]
-GATES = {"initial_search_sampled": Limits(min=0.02, max=0.05), "expert_search_sampled": Limits(min=0.7)}
+GATES = {"initial_search_sampled_em": Limits(min=0.02, max=0.05), "expert_search_sampled_em": Limits(min=0.7)}
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +55,17 @@ def test_the_first_attempt_that_passes_every_gate_is_kept_and_all_are_listed(tmp
         "search": "25", "tool_search": "25"}
     first, second, taken = read_attempts(output)
     assert first == Attempt(23, dict(zip(GATES, (0.2, 0.8), strict=True)),
-                            "initial_search_sampled = 0.200 is above 0.05")
-    assert second.failed == "initial_search_sampled = 0.010 is below 0.02; expert_search_sampled = 0.600 is below 0.7"
+                            "initial_search_sampled_em = 0.200 is above 0.05")
+    assert second.failed == ("initial_search_sampled_em = 0.010 is below 0.02; "
+                             "expert_search_sampled_em = 0.600 is below 0.7")
     assert (taken.warm_start_seed, taken.failed) == (25, "")
 
 
 def test_if_no_attempt_passes_the_error_lists_the_numbers_and_nothing_is_kept(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="none of 2 warm starts") as error:
         make(scale(attempts=2, gates=GATES), 1, tmp_path / "base-1", {10: (0.2, 0.8), 11: (float("nan"), 0.8)})
-    for words in ("seed 10: failed: initial_search_sampled = 0.200 is above 0.05", "expert_search_sampled 0.800",
-                  "seed 11: failed: initial_search_sampled = nan is below 0.02"):
+    for words in ("seed 10: failed: initial_search_sampled_em = 0.200 is above 0.05", "expert_search_sampled_em 0.800",
+                  "seed 11: failed: initial_search_sampled_em = nan is below 0.02"):
         assert words in str(error.value)
     assert not list(tmp_path.iterdir())
 
@@ -75,8 +76,8 @@ def test_without_gates_the_first_attempt_is_taken_unmeasured(tmp_path: Path) -> 
 
 
 def test_a_gate_on_something_that_is_not_measured_is_refused(tmp_path: Path) -> None:
-    gates = {"initial_serch_sampled": Limits(max=1.0)}
-    with pytest.raises(ConfigError, match="did you mean 'initial_search_sampled'"):
+    gates = {"initial_serch_sampled_em": Limits(max=1.0)}
+    with pytest.raises(ConfigError, match="did you mean 'initial_search_sampled_em'"):
         make(scale(gates=gates), 0, tmp_path / "base-0", {0: (0.0, 0.0)})
 
 

@@ -75,9 +75,10 @@ def test_a_run_leaves_a_policy_and_rows_and_a_manifest(root, arm):
 def test_runs_from_another_base_policy_sample_otherwise_and_their_manifests_name_it(root):
     first = train(root, config("chains", steps=1))
     shutil.copytree(first.base_policy, first.base_policy.with_name("base-1"))
-    measured = {"initial_search_sampled": 0.04}
-    write_attempts(first.base_policy.with_name("base-1"), [Attempt(10, {"initial_search_sampled": 0.3}, "too high"),
-                                                           Attempt(11, measured, "")])
+    measured = {"initial_search_sampled_em": 0.04}
+    write_attempts(first.base_policy.with_name("base-1"), [
+        Attempt(10, {"initial_search_sampled_em": 0.3}, "too high"),
+        Attempt(11, {**measured, "initial_search_question_share": float("nan")}, "")])
     second = train(root, config("chains", steps=1).model_copy(update={"base": 1}))
     assert second.run == first.run.parents[1] / "base-1" / "seed-0"
     assert weights(first) != weights(second)  # the same initial weights and the same seed

@@ -26,7 +26,7 @@ def measure(scale: Scale, folder: Path, data: Path, index: Path) -> dict[str, fl
         index: the index of its retriever.
 
     Returns:
-        ``{policy}_{task}_{decoding}``, e.g. ``initial_search_sampled``: mean exact match.
+        ``{expert,initial}_{task}_{greedy,sampled}_em``, e.g. ``initial_search_sampled_em``: mean exact match.
     """
     found = {}
     for task, experiment in task_experiments(scale).items():
@@ -47,6 +47,6 @@ def measure(scale: Scale, folder: Path, data: Path, index: Path) -> dict[str, fl
                 runner = make_runner(config, engine, opened, codec)
                 for decoding in ("greedy", "sampled"):
                     episodes = evaluate(runner, items, decoding)
-                    found[f"{name}_{task}_{decoding}"] = sum(
+                    found[f"{name}_{task}_{decoding}_em"] = sum(
                         episode.rewards.metrics["answer_correct"] for episode in episodes) / len(episodes)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -182,7 +183,8 @@ def _inputs(paths: RunPaths) -> dict[str, str]:
 def _base_policy(config: RunConfig, paths: RunPaths, input_hashes: Mapping[str, str]) -> dict[str, Any]:
     """Return the index of the base policy, the hashes of its weights, and how a warm start made it, if one did."""
     weights = {name: digest for name, digest in input_hashes.items() if name.endswith(".safetensors")}
-    made = [{"warm_start_seed": attempt.warm_start_seed, "measured": dict(attempt.measured)}
+    made = [{"warm_start_seed": attempt.warm_start_seed, "measured": {
+                name: value for name, value in attempt.measured.items() if math.isfinite(value)}}
             for attempt in read_attempts(paths.base_policy) if not attempt.failed]
     return {"index": config.base, "weights_sha256": weights, **(made[0] if made else {})}
 
