@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from turncredit.config.algorithm import Algorithm
+from turncredit.config.training import TrainingConfig
+from turncredit.credit.base import make_estimator
 from turncredit.types import Group, StopReason, Transcript, Turn, TurnStop
 
 
@@ -61,3 +65,10 @@ def random_rewards(seed: int, group: Group) -> list[Given]:
     rng = np.random.default_rng(seed)
     of_node = rng.normal(size=len(group.turns)).round(2)
     return [Given(tuple(float(of_node[n]) for n in nodes), round(float(rng.normal()), 2)) for nodes in group.node_L_K]
+
+
+def estimator(word: str, placement: str, rollout: str = "chains", **settings: object) -> Any:
+    """The estimator of a word and a placement, with training settings."""
+    algorithm = Algorithm.model_validate({"estimator": word, "placement": placement, "content": "full",
+                                          "rollout": rollout})
+    return make_estimator(algorithm, TrainingConfig.model_validate(settings))

@@ -54,7 +54,7 @@ def test_an_estimator_refuses_a_rollout_that_it_cannot_use() -> None:
     with pytest.raises(ValueError, match="chains, not trees"):
         estimator("critic", "per_turn").credit([tree], [random_rewards(0, tree)], rows_of([tree]),
                                                old_logprob_N=torch.zeros(9), reference_logprob_N=torch.zeros(9),
-                                               value_N=torch.zeros(9))
+                                               value_M=torch.zeros(9))
 
 
 @pytest.mark.parametrize("word", ["group", "critic", "rloo"])
@@ -67,7 +67,7 @@ def test_rewards_that_do_not_fit_an_episode_are_never_paid(word: str, reward: Gi
     for rewards, expected in (([reward, Given((0.0, 0.0), 0.0)], says), ([reward], "each leaf has one")):
         with pytest.raises(ValueError, match=expected):
             estimator(word, "delayed").credit([group], [rewards], rows_of([group]), old_logprob_N=zeros,
-                                              reference_logprob_N=zeros, value_N=zeros)
+                                              reference_logprob_N=zeros, value_M=zeros)
 
 
 def test_leaves_that_disagree_on_a_shared_turn_are_refused_by_every_estimator() -> None:
@@ -88,4 +88,4 @@ def test_ppo_with_a_kl_coefficient_needs_the_reference() -> None:
     group = Group.of_chains([transcript(turn(3))])
     with pytest.raises(ValueError, match="needs reference_logprob_N"):
         estimator("critic", "terminal").credit([group], [[Given((0.0,), 1.0)]], rows_of([group]),
-                                               old_logprob_N=torch.zeros(1), value_N=torch.zeros(1))
+                                               old_logprob_N=torch.zeros(1), value_M=torch.zeros(1))

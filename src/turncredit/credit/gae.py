@@ -42,8 +42,8 @@ def gae(reward_B_T: Tensor, value_B_T: Tensor, mask_B_T: Tensor, *, gamma: float
     return advantage_B_T, torch.where(mask_B_T, advantage_B_T + value_B_T, 0.0)
 
 
-def whiten(value_N: Tensor, std: Std = "population") -> Tensor:
-    """Whitened values, (x - mean) / sqrt(variance + 1e-8).
+def whiten(advantage_M: Tensor, std: Std = "population") -> Tensor:
+    """Whitened advantages, (x - mean) / sqrt(variance + 1e-8).
 
     The variance divides by n (``population``) or by n - 1 (``sample``, as verl and Search-R1 do). Equal
     values (a variance below 1e-12) become 0: they carry no signal. NaN stays NaN.
@@ -51,10 +51,10 @@ def whiten(value_N: Tensor, std: Std = "population") -> Tensor:
     >>> whiten(torch.tensor([1., 3.])), whiten(torch.tensor([1., 3.]), "sample")
     (tensor([-1.,  1.]), tensor([-0.7071,  0.7071]))
     """
-    centred_N = value_N - value_N.mean()
-    variance = centred_N.square().mean()
+    centred_M = advantage_M - advantage_M.mean()
+    variance = centred_M.square().mean()
     if variance <= 1e-12:
-        return torch.zeros_like(value_N)
+        return torch.zeros_like(advantage_M)
     if std == "sample":
-        variance = variance * (len(value_N) / (len(value_N) - 1))  # len > 1: a single value has no variance
-    return centred_N * torch.rsqrt(variance + 1e-8)
+        variance = variance * (len(advantage_M) / (len(advantage_M) - 1))  # len > 1: a single value has no variance
+    return centred_M * torch.rsqrt(variance + 1e-8)

@@ -190,8 +190,8 @@ class Learner:
         report = dict.fromkeys(("policy_loss", "entropy", "clip_fraction", "sampler_trainer_kl"), 0.0)
         with self._training(self.scorer, None, self.policy_optimizer):
             for index, (micro, is_counted) in enumerate(micros, start=1):
-                def select(value_N: Tensor, micro: MicroBatch = micro) -> Tensor:
-                    return value_N[micro.flat_N.cpu()].to(self.accelerator.device)
+                def select(flat_N: Tensor, micro: MicroBatch = micro) -> Tensor:
+                    return flat_N[micro.flat_N.cpu()].to(self.accelerator.device)
 
                 scale = loss_scale if is_counted else 0.0
                 old_N, weight_N = select(batch.old_logprob_N), select(credit.weight_N) * scale
