@@ -64,7 +64,7 @@ def test_an_audit_of_comparable_runs_says_how_ours_stand_to_the_reported_numbers
     entries = {e.id: e for e in audit(read_folders(made, scale), scale, read_reported(ROOT / "paper_tables/reported"))}
     assert entries["t2-mt-ppo-nq-answer-correct"].verdict == "ours is higher"  # the synthetic runs have about 0.8
     assert entries["t5-mt-grpo-exact-match"].verdict in ("agrees", "ours is higher", "ours is lower")
-    assert entries["t2-ppo-otc-nq-answer-correct"].verdict == "not comparable"
+    assert entries["t2-ppo-otc-nq-answer-correct"].verdict == "no analogue"
     assert entries["t2-ppo-stepsearch-nq-answer-correct"].verdict == "not run"
     assert "Zill1/StepSearch-7B-Base" in entries["t2-ppo-stepsearch-nq-answer-correct"].note
     assert entries["3c"].verdict != "not run"  # facts and bridge are NQ and HotpotQA here

@@ -1,66 +1,139 @@
-"""Writes the audit as a page: the table of claims with its rule, all comparisons, all reported numbers."""
+"""Writes the audit as a page: claims with the rule of their verdicts, comparisons, differences, reported numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from turncredit.config.load import Scale
 from turncredit.files import write_text
-from turncredit.reporting.audit import Entry, frame
+from turncredit.reporting.claims import FEWEST
 from turncredit.reporting.comparability import comparability
-from turncredit.reporting.tables.render import markdown_rows
+from turncredit.reporting.entries import Entry, frame
+from turncredit.reporting.tables.render import markdown_rows, number
+from turncredit.reporting.verdicts import ALPHA, POWER, level
 
-_RULE = ("A claim is *supported* if every comparison that tests it has its whole 95% interval on the claimed side, "
-         "*contradicted* if at least one has it wholly on the other side, else *inconclusive*. *By construction* marks "
-         "a property of the code, which a test shows; it is not a finding. Comparisons with methods and tasks that "
-         "this project does not have count as *not run* and decide nothing.")
-_FEW = 5  # with fewer seeds intervals are too narrow: see statistics.py
+_VERDICTS = f"""\
+Each claim has a test that was fixed in `paper_tables/reported/claim_tests.csv` before the runs. Its verdict is
+
+- *supported* if all of its primary comparisons lie on the claimed side,
+- *opposite* if at least one lies on the other side,
+- *equivalent* if all lie within their margin around the threshold,
+- *undecided* if the runs show none of these,
+- *not decidable* if a part of it cannot be tested here: fewer than {FEWEST} runs an arm, all arms at the floor or the
+  ceiling of the metric, or a pressure that the claim is about is missing; or if no test could decide it,
+- *by construction* if it is a property of the code, which a test shows: no finding,
+- *not run* without runs, or if the method or task is not part of this project."""
+_FINDINGS = f"""\
+Single comparisons, at 95% and without correction: they decide nothing alone. `p` is the one-sided p-value of the
+claimed side. `margin`: smaller distances from the claimed threshold do not matter. `detects`: the smallest distance
+from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power. *Within margin*: by two
+one-sided tests at 5%."""
 
 
 def save(entries: Sequence[Entry], scale: Scale, folder: Path) -> list[Path]:
     """Write ``audit.csv`` and ``audit.md`` in ``folder``, each atomically."""
-    write_text(folder / "audit.csv", str(frame(entries).to_csv(index=False, lineterminator="\n")))
+    write_text(folder / "audit.csv", str(frame(entries).to_csv(index=False, lineterminator="\n", float_format="%.12g")))
     write_text(folder / "audit.md", markdown(entries, scale))
     return [folder / "audit.csv", folder / "audit.md"]
 
 
 def markdown(entries: Sequence[Entry], scale: Scale) -> str:
-    """The page in Markdown: claims with the rule of their verdicts, comparisons, reported numbers."""
-    claims, comparisons, values = ([e for e in entries if e.kind == kind] for kind in ("claim", "comparison", "value"))
-    parts = [
+    """The page in Markdown: claims with the rule of their verdicts, comparisons, differences, reported numbers."""
+    claims, gaps, values = ([e for e in entries if e.kind == kind] for kind in ("claim", "difference", "value"))
+    return "\n\n".join([
         f"# Audit at scale {scale.name}",
-        "## Claims",
-        f"{_RULE} {chance(comparisons)}; among 20 comparisons, one often lies wholly on one side by chance. A claim "
-        "with many comparisons is therefore easier to contradict than to support: look at their number.",
-        "The comparisons were fixed before the runs, in `paper_tables/reported/claim_tests.csv`. Intervals are over "
-        "seeds (bootstrap; score intervals for shares of seeds).",
-        _table(("", "the paper's claim", f"verdict at scale {scale.name}", "comparisons", "seeds", "runs"),
-               [(e.id, e.what, f"**{e.verdict}**", e.note, e.seeds, e.runs) for e in claims]),
-        "## Comparisons", _table(
-            ("claim", "comparison", "measured", "claimed", "ours", "seeds", "runs", "verdict", "note"),
-            [(e.id, e.what, e.place, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in comparisons]),
+        "## Claims", _VERDICTS, _family(claims), _coverage(entries),
+        _table(("", "the paper's claim", f"verdict at scale {scale.name}", "p (Holm)", "detects",
+                "primary comparisons, or why", "runs an arm", "runs"),
+               [(e.id, e.what, f"**{e.verdict}**", _p(e.p_holm), e.power, e.note, e.seeds, e.runs) for e in claims]),
+        "## Comparisons", _FINDINGS, *_comparisons(entries),
+        "## Reported differences",
+        "The paper's difference between two arms of a table, and ours. *Compatible* means that the paper's lies in our "
+        "95% interval; a wide interval is compatible with much. Data sets of the paper that have the same analogue "
+        "here are averaged.",
+        _table(("place", "difference", "reported", "ours", "analogue", "runs an arm", ""),
+               [(e.place, e.what, e.reported, e.shown, e.note.removeprefix("ours: "), e.seeds, e.verdict)
+                for e in gaps]),
         "## Reported numbers",
         f"{comparability(scale)}. If an arm, metric and data set of ours are analogous to a reported number, ours "
         "is shown beside it. A comparable number *agrees* if it is in our interval.",
-        _table(("place", "reported number", "reported", "ours", "seeds", "runs", "verdict", "note"),
-               [(e.place, e.what, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in values])]
-    return "\n\n".join(parts) + "\n"
+        _table(("place", "reported number", "reported", "ours", "runs an arm", "runs", "verdict", "note"),
+               [(e.place, e.what, e.reported, e.shown, e.seeds, e.runs, e.verdict, e.note) for e in values])]) + "\n"
 
 
-def chance(comparisons: Sequence[Entry]) -> str:
-    """How often a comparison errs by chance, from the smallest number of seeds (see ``statistics``).
+def _family(claims: Sequence[Entry]) -> str:
+    tested = sum(claim.p is not None for claim in claims)
+    if not tested:
+        return "No claim was tested."
+    return (f"Holm's method corrects the three p-values (supported, opposite, equivalent) of all {tested} tested "
+            f"claims together: the chance that this page holds any false verdict is at most {ALPHA:.0%}. A p-value "
+            f"below {level(tested):.2g} decides in any case. The table shows the smallest of the three, corrected, "
+            f"and the effect in each primary comparison at which the claim is supported with {POWER:.0%} power "
+            "(the largest over its comparisons).")
 
-    >>> chance([])
-    'With many seeds a comparison errs by chance in about 1 of 40 cases on either side'
+
+def _coverage(entries: Sequence[Entry]) -> str:
+    bases = {entry.bases for entry in entries if entry.kind == "comparison" and entry.bases is not None}
+    if not bases:
+        return ""
+    several = ("Base policies and seeds are random factors, arms are paired within base policies, and intervals are t "
+               "intervals (`reporting/inference.py`).")
+    one = ("One base policy: intervals and p-values are over seeds and do not cover other base policies, so verdicts "
+           "hold for this one only (intervals by bootstrap, p-values by Welch's t test).")
+    if bases == {1}:
+        return f"{one} Shares of runs have score intervals."
+    some = f" Some comparisons have {one[0].lower()}{one[1:]}" if 1 in bases else ""
+    return f"{several}{some} Shares of runs have score intervals."
+
+
+def _comparisons(entries: Sequence[Entry]) -> Iterator[str]:
+    """One table for each claim with runs."""
+    claim: Entry | None = None
+    rows: dict[str, list[Entry]] = {}
+    for entry in entries:
+        claim = entry if entry.kind == "claim" else claim
+        if entry.kind == "comparison" and claim is not None:
+            rows.setdefault(claim.id, []).append(entry)
+    claims = {entry.id: entry for entry in entries if entry.kind == "claim"}
+    for key, compared in rows.items():
+        if any(entry.ours is not None for entry in compared):
+            yield f"### Claim {key}: {claims[key].verdict}"
+            yield f"{claims[key].what}."
+            yield _table(("", "comparison", "measured", "claimed", "ours", "runs", "p", "margin", "detects", "alone",
+                          "note"), _rows(compared))
+
+
+def _rows(compared: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """The rows of one claim; words and note of a part stand in its first row only."""
+    rows: list[tuple[str, ...]] = []
+    seen: dict[str, str] = {}
+    for entry in compared:
+        what = "" if entry.id in seen else entry.what
+        note = "" if seen.get(entry.id) == entry.note else entry.note
+        seen[entry.id] = entry.note
+        rows.append(_row(entry, what, note))
+    return rows
+
+
+def _row(entry: Entry, what: str, note: str) -> tuple[str, ...]:
+    barrier = "" if entry.precondition in ("", "met") else entry.precondition
+    margin = "" if entry.margin is None else f"{entry.margin:g}"
+    return (entry.id, what, entry.place, entry.reported, entry.shown, entry.seeds, _p(entry.p), margin,
+            "" if entry.detects is None else number(entry.detects), entry.verdict,
+            "; ".join(filter(None, (barrier, note))))
+
+
+def _p(value: float | None) -> str:
+    """A p-value with two digits.
+
+    >>> _p(None), _p(0.00004), _p(0.0312), _p(0.5)
+    ('', '<0.0001', '0.031', '0.50')
     """
-    fewest = min((int(n) for entry in comparisons if entry.seeds for n in entry.seeds.split("/")), default=None)
-    if fewest is not None and fewest < _FEW:
-        return (f"Some comparisons have {fewest} seed{'s' * (fewest > 1)}, and intervals of so few are too narrow: "
-                "those of 3 seeds cover the truth of one arm in about 3 of 4 cases and of a difference in 9 of 10, so "
-                "a comparison of 3 errs by chance in about 1 of 8 or 1 of 20 cases on either side")
-    seeds = "many seeds" if fewest is None else f"{fewest} or more seeds"
-    return f"With {seeds} a comparison errs by chance in about 1 of 40 cases on either side"
+    if value is None:
+        return ""
+    return "<0.0001" if value < 1e-4 else f"{value:.4f}" if value < 0.001 else f"{value:.3f}" if value < 0.1 else (
+        f"{value:.2f}")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

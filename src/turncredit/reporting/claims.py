@@ -1,59 +1,89 @@
-"""Tests the paper's claims: each line of claim_tests.csv gives comparisons, each with an estimate and a verdict.
+"""Tests the paper's claims: each line of claim_tests.csv gives comparisons, each with an estimate and its p-values.
 
-Statistics (one value per seed, averaged over data sets if there are several):
+``claim_scores`` lists the statistics, ``inference`` the errors of means and differences, ``verdicts`` how comparisons
+become the verdict of a claim. Lines are *primary* (they decide the claim), *secondary* (shown, decide nothing) or
+*descriptive* (a remark that no test can decide).
 
-- ``final``: a metric of the final evaluation;
-- ``hops_gap``: that metric over multi-hop questions minus over one-hop questions;
-- ``validation``, ``training``: mean of a curve over a window of training steps;
-- ``fall``: mean of a training curve over a first window minus the mean over a second window;
-- ``drop``: the best validation score minus the last;
-- ``collapsed``: 1 if validation ends below half of its best and at least 0.1 below it, else 0. Shares of seeds get
-  score intervals;
-- ``per_question``: a count in metrics.csv divided by the number of questions;
-- ``sd_final``, ``sd_validation``, ``sd_training``: ratio of standard deviations over seeds.
-
-With two arms the estimate is the difference a - b (for ``sd_*`` the ratio a / b), with one arm its value. Verdicts:
-``supported`` if the whole interval is beyond the threshold on the claimed side, ``contradicted`` if it is on the
-other side, else ``inconclusive``; ``not run`` without runs; ``by construction`` for a property of the code, which a
-test shows without any run.
+A comparison is decidable if every arm has at least ``FEWEST`` runs, the arms are not all at the floor (``least``) or
+all at the ceiling (``most``) of the metric, and the untrained policies show the pressure that the claim is about
+(``needs``). A part of a claim whose comparisons are all undecidable makes the claim *not decidable*, unless another
+part is reversed; single undecidable comparisons of a part are left out.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
+from functools import cached_property
+from typing import Literal, get_args
 
 from turncredit.errors import DataError, nearest
 from turncredit.reporting import statistics
+from turncredit.reporting.claim_scores import FINAL, SCORES, NotMeasured
+from turncredit.reporting.inference import Array, Bases, Cells, Effect, ShareEffect, cells, effect, shared_bases, shares
 from turncredit.reporting.reported import ClaimTest
-from turncredit.reporting.scores import ArmRuns, Results, sources
-from turncredit.reporting.statistics import Array, Estimate
+from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, sources
+from turncredit.reporting.statistics import Estimate
+from turncredit.reporting.tables.render import number
+from turncredit.reporting.verdicts import Evidence, Judgement, Verdict, combine, detectable, evidence, judge
 
-Verdict = Literal["supported", "contradicted", "inconclusive", "by construction", "not run"]
-COLLAPSE_SHARE, COLLAPSE_LOSS = 0.5, 0.1
+Finding = Literal["holds", "reversed", "within margin", "open", "not decidable", "by construction", "not run"]
+FEWEST = 5  # runs an arm
+_ONE_SIDED, _MARGIN = 0.025, 0.05  # levels of the words for single comparisons, which decide nothing
+_LATE = "fixed after"  # notes of lines that earlier runs suggested
+_LEVELS = {  # statistic -> the statistic whose mean is held against the floor and the ceiling
+    "final": "final", "spread_final": "final", "hops_gap": "final", "validation": "validation",
+    "spread_validation": "validation", "training": "training", "spread_training": "training"}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One comparison and its verdict; ``estimate`` is None where nothing was measured."""
+    """One comparison of a claim.
+
+    Attributes:
+        estimate: our number and its interval; None where nothing was measured.
+        effect: the estimate with its error; None where nothing was measured.
+        found: its p-values; None if it is not decidable or was not run.
+        barrier: the precondition that fails; "" if it is decidable.
+        runs: origin of the runs.
+        note: the reason why nothing was measured, or the note of the line.
+    """
 
     test: ClaimTest
-    metric: str
-    arm_a: str
-    arm_b: str
-    dataset: str
-    estimate: Estimate | None
+    metric: str = ""
+    arm_a: str = ""
+    arm_b: str = ""
+    dataset: str = ""
+    estimate: Estimate | None = None
+    effect: Effect | ShareEffect | None = None
+    found: Evidence | None = None
+    barrier: str = ""
+    runs: str = ""
+    note: str = ""
+
+    @property
+    def finding(self) -> Finding:
+        """What this comparison shows by itself, at 95 % and without correction: no verdict."""
+        if self.test.statistic == "construction":
+            return "by construction"
+        if self.estimate is None:
+            return "not run"
+        if self.found is None:
+            return "not decidable"
+        if self.found.supported <= _ONE_SIDED:
+            return "holds"
+        if self.found.opposite <= _ONE_SIDED:
+            return "reversed"
+        return "within margin" if self.found.equivalent <= _MARGIN else "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A claim's verdict, the p-values behind it, and the reason in words."""
+
     verdict: Verdict
-    runs: str
+    judgement: Judgement | None
     note: str
-
-
-class NotMeasured(Exception):
-    """The runs cannot answer: no step is in the window, or the data set is not in the scale."""
 
 
 def compare(test: ClaimTest, results: Results) -> list[Comparison]:
@@ -63,187 +93,215 @@ def compare(test: ClaimTest, results: Results) -> list[Comparison]:
         DataError: an unknown statistic, or a metric that is not in the files.
     """
     if test.statistic == "none":
-        return [Comparison(test, "", "", "", "", None, "not run", "", test.note.removeprefix("not run: "))]
+        return [Comparison(test, note=test.note.removeprefix("not run: "))]
     if test.statistic == "construction":
-        return [Comparison(test, "", "", "", "", None, "by construction", "", f"shown by {test.note}")]
-    if test.statistic not in _SCORES:
+        return [Comparison(test, note=f"shown by {test.note}")]
+    if test.statistic not in SCORES:
         raise DataError(f"claim {test.claim_id}{test.part}: unknown statistic {test.statistic!r}",
-                        nearest(test.statistic, _SCORES))
-    named = (*results.datasets,) if test.datasets == "each" else (test.datasets,)
-    return [_compare(test, results, *names)
-            for names in itertools.product(test.metrics, test.arms_a, test.arms_b or ("",), named)]
+                        nearest(test.statistic, SCORES))
+    named = {"each": results.datasets, "each-in": results.scale.in_domain}.get(test.datasets, (test.datasets,))
+    found: list[Comparison] = []
+    for metric in test.metrics:
+        for dataset in named:
+            scores = _Scores(test, metric, dataset, results)
+            found += [_compare(scores, a, b) for a in test.arms_a for b in test.arms_b or ("",)]
+    return found
 
 
-def claim_verdict(comparisons: Sequence[Comparison]) -> Verdict:
-    """The verdict of a claim: every comparison must hold.
+def decide(claims: Mapping[int, Sequence[Comparison]]) -> dict[int, Result]:
+    """The verdict of every claim, by claim number: the whole audit is one family."""
+    family: dict[int, Evidence] = {}
+    for claim, comparisons in claims.items():
+        primary = _primary(comparisons)
+        if any(c.estimate is not None for c in primary):
+            whole = all(any(c.found is not None for c in part) and all(c.estimate is not None for c in part)
+                        for part in _parts(primary))
+            tested = combine([c.found for c in primary if c.found is not None])
+            family[claim] = tested if whole else Evidence(1.0, tested.opposite, 1.0)
+    judged = judge(family)
+    return {claim: _result(comparisons, judged.get(claim)) for claim, comparisons in claims.items()}
 
-    A claim that holds by construction, wholly or in part, is never called supported. Parts that this project cannot
-    test at any scale are ignored.
+
+def family_size(claims: Iterable[Sequence[Comparison]]) -> int:
+    """The number of claims in the family: those with a primary comparison that was run."""
+    return sum(any(c.estimate is not None for c in _primary(comparisons)) for comparisons in claims)
+
+
+def smallest_effect(comparison: Comparison, comparisons: Sequence[Comparison], claims: int) -> float | None:
+    """The effect that supports the claim with 80 % power, in this comparison's unit; None if it was not measured."""
+    if comparison.effect is None:
+        return None
+    return detectable(comparison.effect, claims, sum(c.found is not None for c in _primary(comparisons)))
+
+
+def tally(comparisons: Iterable[Comparison]) -> str:
+    """Counts of the findings in words.
+
+    >>> tally([])
+    ''
     """
-    tested = [c.verdict for c in comparisons if c.test.statistic != "none"]
-    if not tested or all(v == "not run" for v in tested):
-        return "not run"
-    if "contradicted" in tested:
-        return "contradicted"
-    if any(v not in ("supported", "by construction") for v in tested):
-        return "inconclusive"
-    return "by construction" if "by construction" in tested else "supported"
+    findings = [c.finding for c in comparisons]
+    return ", ".join(f"{findings.count(word)} {word}" for word in get_args(Finding) if word in findings)
 
 
-def decide(found: Estimate, direction: str, threshold: float) -> Verdict:
-    """The verdict of a comparison, by the position of the interval.
-
-    >>> decide(Estimate(0.2, 0.1, 0.3, (3, 3)), "greater", 0), decide(Estimate(0.2, -0.1, 0.5, (3, 3)), "greater", 0)
-    ('supported', 'inconclusive')
-    >>> decide(Estimate(0.0, -0.01, 0.02, (3, 3)), "similar", 0.05)
-    'supported'
-    """
-    if found.low is None or found.high is None:
-        return "inconclusive"
-    if direction == "similar":
-        inside = found.low > -threshold and found.high < threshold
-        outside = found.low > threshold or found.high < -threshold
-        return "supported" if inside else "contradicted" if outside else "inconclusive"
-    above, below = found.low > threshold, found.high < threshold
-    if direction == "less":
-        above, below = below, above
-    return "supported" if above else "contradicted" if below else "inconclusive"
+def _primary(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    return [c for c in comparisons if c.test.role == "primary" and c.test.statistic not in ("none", "construction")]
 
 
-def _compare(test: ClaimTest, results: Results, metric: str, arm_a: str, arm_b: str, dataset: str) -> Comparison:
-    names = [arm for arm in (arm_a, arm_b) if arm]
-    found = {arm: results.arm(test.experiment, arm) for arm in names}
-    here = [arm for arm in found.values() if arm is not None]
-    if len(here) < len(names):
-        lacking = ", ".join(arm for arm in names if found[arm] is None)
-        return Comparison(test, metric, arm_a, arm_b, dataset, None, "not run", "",
-                          f"no runs of {test.experiment}: {lacking}")
+def _parts(comparisons: Sequence[Comparison]) -> list[list[Comparison]]:
+    parts: dict[str, list[Comparison]] = {}
+    for comparison in comparisons:
+        parts.setdefault(comparison.test.part, []).append(comparison)
+    return [*parts.values()]
+
+
+def _result(comparisons: Sequence[Comparison], judgement: Judgement | None) -> Result:
+    primary = _primary(comparisons)
+    if not primary:
+        kinds = {c.test.statistic for c in comparisons}
+        if "construction" in kinds:
+            return Result("by construction", None, next(c.note for c in comparisons if c.finding == "by construction"))
+        described = [c.test.note for c in comparisons if c.test.role == "descriptive"]
+        return Result("not decidable", None, described[0]) if described else Result(
+            "not run", None, "; ".join(dict.fromkeys(c.note for c in comparisons if c.note)))
+    if judgement is None:
+        return Result("not run", None, "; ".join(dict.fromkeys(c.note for c in primary)))
+    barred = [part for part in _parts(primary) if all(c.finding == "not decidable" for c in part)]
+    counts = tally(primary)
+    if barred and judgement.verdict != "opposite":
+        reasons = "; ".join(dict.fromkeys(f"{c.test.claim_id}{c.test.part}: {c.barrier}" for c, *_ in barred))
+        return Result("not decidable", judgement, f"{reasons} ({counts})")
+    late = dict.fromkeys(c.test.note for c in primary if c.test.note.startswith(_LATE))
+    return Result(judgement.verdict, judgement, "; ".join((counts, *late)))
+
+
+class _Scores:
+    """The scores of an experiment's arms on one metric and data set, computed once each."""
+
+    def __init__(self, test: ClaimTest, metric: str, dataset: str, results: Results) -> None:
+        self.test, self.metric, self.dataset, self.results = test, metric, dataset, results
+        self._kept: dict[tuple[str, str], Array] = {}
+
+    def arm(self, name: str) -> ArmRuns | None:
+        return self.results.arm(self.test.experiment, name)
+
+    def of(self, name: str, statistic: str = "") -> Array:
+        """``score_S``, averaged over data sets.
+
+        Raises:
+            NotMeasured: the runs do not have it.
+        """
+        statistic = statistic or self.test.statistic
+        if (name, statistic) not in self._kept:
+            runs = self.arm(name)
+            if runs is None:
+                raise NotMeasured(f"no runs of {self.test.experiment}: {name}")
+            word = "all" if statistic != self.test.statistic and not self.dataset else self.dataset
+            score_S_D = SCORES[statistic](runs, self.test, self.metric, columns(word, self.results,
+                                                                                self.test.experiment), self.results)
+            gap = "-" in word and statistic == self.test.statistic
+            self._kept[name, statistic] = (score_S_D[:, 0] - score_S_D[:, 1] if gap else score_S_D.mean(axis=1))
+        return self._kept[name, statistic]
+
+    def bases(self, name: str) -> Bases:
+        runs = self.arm(name)
+        assert runs is not None
+        return runs.base_S if self.test.statistic in FINAL else runs.curve_base_S
+
+    @cached_property
+    def peers(self) -> list[Cells]:
+        """All arms of the experiment that have the score."""
+        found: list[Cells] = []
+        for name in self.results.arm_names(self.test.experiment):
+            try:
+                found.append(cells(self.of(name), self.bases(name)))
+            except (NotMeasured, DataError):
+                continue
+        return found
+
+
+def _compare(scores: _Scores, arm_a: str, arm_b: str) -> Comparison:
+    test, names = scores.test, [arm for arm in (arm_a, arm_b) if arm]
+    place = (test, scores.metric, arm_a, arm_b, scores.dataset)
+    lacking = [name for name in names if scores.arm(name) is None]
+    if lacking:
+        return Comparison(*place, note=f"no runs of {test.experiment}: {', '.join(lacking)}")
     try:
-        datasets = _columns(dataset, results, test.experiment)
-        samples = [_SCORES[test.statistic](arm, test, metric, datasets) for arm in here]
-        samples = [_gap(sample, dataset) for sample in samples]
+        samples = [scores.of(name) for name in names]
+        barrier = _barrier(scores, names)
     except NotMeasured as error:
-        return Comparison(test, metric, arm_a, arm_b, dataset, None, "not run", "", str(error))
-    estimate = _estimate(test.statistic, samples)
-    note = test.note
-    if estimate.low is None:
-        alone = min(estimate.seeds) < 2
-        note = "; ".join(filter(None, (note, "no interval: " + ("a single seed" if alone else "no spread over seeds"))))
-    verdict = decide(estimate, test.direction, test.threshold)
-    return Comparison(test, metric, arm_a, arm_b, dataset, estimate, verdict, sources(here), note)
+        return Comparison(*place, note=str(error))
+    bases = [scores.bases(name) for name in names]
+    if not shared_bases(bases):
+        return Comparison(*place, note="the arms have no base policy in common")
+    counts = tuple(len(sample) for sample in samples)
+    found: Effect | ShareEffect
+    if test.statistic == "collapsed":
+        found = shares(samples, bases)
+        shown = statistics.share(*found.counts[0]) if len(names) == 1 else statistics.share_difference(*found.counts)
+        estimate = Estimate(shown.value, shown.low, shown.high, counts, found.bases)
+    else:
+        weights = [1.0, -1.0][:len(names)]
+        several = len(names) > 1 and len(shared_bases(bases)) > 1
+        found = effect([cells(*arm) for arm in zip(samples, bases, strict=True)], weights,
+                       scores.peers if several else ())
+        estimate = _estimate(found, samples, bases, counts)
+    return Comparison(*place, estimate, found, None if barrier else evidence(
+        found, test.direction, test.threshold, test.margin), barrier, _sources(scores, names), test.note)
 
 
-def _estimate(statistic: str, samples: Sequence[Array]) -> Estimate:
-    if statistic == "collapsed":
-        counts = [(int(sample.sum()), len(sample)) for sample in samples]
-        return statistics.share(*counts[0]) if len(counts) == 1 else statistics.share_difference(counts[0], counts[1])
-    if statistic.startswith("sd_"):
-        return statistics.ratio_of_sds(samples[0], samples[1])
-    return statistics.mean(samples[0]) if len(samples) == 1 else statistics.difference(samples[0], samples[1])
+def _estimate(found: Effect, samples: Sequence[Array], bases: Sequence[Bases], counts: tuple[int, ...]) -> Estimate:
+    """The estimate as shown: with one base policy its bootstrap interval, else the t interval of its test."""
+    if found.bases > 1:
+        low, high = found.interval() or (None, None)
+        return statistics.clean(Estimate(found.value, low, high, counts, found.bases))
+    columns = [sample[:, None] for sample in samples]
+    return statistics.mean(columns[0], bases[0]) if len(columns) == 1 else statistics.difference(
+        columns[0], columns[1], (bases[0], bases[1]))
 
 
-def _columns(dataset: str, results: Results, experiment: str) -> tuple[str, ...]:
-    """Data sets named in claim_tests.csv: ``all``, ``in``, ``out``, one set, or ``a-b`` for the gap between two."""
-    named = {"all": results.datasets, "in": results.scale.in_domain, "out": results.scale.out_of_domain, "": ()}
+def _sources(scores: _Scores, names: Sequence[str]) -> str:
+    return sources(scores.arm(name) for name in names)
+
+
+def _barrier(scores: _Scores, names: Sequence[str]) -> str:
+    """The first precondition that fails, in words; "" if the comparison can decide."""
+    test = scores.test
+    fewest = min(len(scores.of(name)) for name in names)
+    if fewest < FEWEST:
+        return f"{fewest} run{'s' * (fewest > 1)} an arm, {FEWEST} needed"
+    if test.needs is not None:
+        policy = scores.results.untrained(test.needs.policy, test.experiment)
+        words = f"{test.needs.policy} {METRIC_LABELS.get(test.needs.metric, test.needs.metric)}"
+        if policy is None:
+            return f"needs {words} of at least {test.needs.least:g}: not evaluated"
+        level = float(policy.final(test.needs.metric, columns("trained", scores.results, test.experiment)).mean())
+        if level < test.needs.least:
+            return f"needs {words} of at least {test.needs.least:g}: {number(level)}"
+    if test.statistic in _LEVELS and (test.least is not None or test.most is not None):
+        levels = [float(scores.of(name, _LEVELS[test.statistic]).mean()) for name in names]
+        shown = ", ".join(map(number, levels))
+        if test.least is not None and max(levels) <= test.least:
+            return f"at the floor ({test.least:g} or less): {shown}"
+        if test.most is not None and min(levels) >= test.most:
+            return f"at the ceiling ({test.most:g} or more): {shown}"
+    return ""
+
+
+def columns(dataset: str, results: Results, experiment: str) -> tuple[str, ...]:
+    """Data sets named in claim_tests.csv.
+
+    ``all``, ``in``, ``out``, ``trained`` (on by the experiment), one set (``first`` and ``second`` are the sets that
+    the experiment trains on), or ``a-b`` for the gap between two.
+
+    Raises:
+        NotMeasured: the scale lacks the set.
+    """
+    trained = results.scale.experiments[experiment].train_on if experiment in results.scale.experiments else ()
+    named = {"all": results.datasets, "in": results.scale.in_domain, "out": results.scale.out_of_domain, "": (),
+             "trained": tuple(trained)}
     found = named.get(dataset, tuple(results.stand_in(word, experiment) for word in dataset.split("-")))
     for name in found:
         if name not in results.scale.datasets:
             raise NotMeasured(f"no data set {name} at scale {results.scale.name}")
     return found
-
-
-def _gap(score_S_D: Array, dataset: str) -> Array:
-    return score_S_D[:, :1] - score_S_D[:, 1:] if "-" in dataset else score_S_D
-
-
-def _final(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return arm.final(metric, datasets)
-
-
-def _hops_gap(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return arm.final_by_hops(metric, multi=True) - arm.final_by_hops(metric, multi=False)
-
-
-def _validation(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    curves = [windowed_curve(arm, f"validation_{d}_{metric}", test.first) for d in datasets]
-    return np.stack([curve_S_T.mean(axis=1) for curve_S_T in curves], axis=1)
-
-
-def _training(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return windowed_curve(arm, metric, test.first).mean(axis=1, keepdims=True)
-
-
-def _fall(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    first, second = windowed_curve(arm, metric, test.first), windowed_curve(arm, metric, test.second)
-    return first.mean(axis=1, keepdims=True) - second.mean(axis=1, keepdims=True)
-
-
-def _drop(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    curves = [windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets]
-    return np.stack([curve_S_T.max(axis=1) - curve_S_T[:, -1] for curve_S_T in curves], axis=1)
-
-
-def collapsed(arm: ArmRuns, metric: str, datasets: Sequence[str]) -> Array:
-    """``flag_S_1``: 1 for each seed whose validation score, averaged over data sets, ends far below its best."""
-    curve_S_T = np.mean([windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
-    best_S, last_S = curve_S_T.max(axis=1), curve_S_T[:, -1]
-    fell = (last_S < COLLAPSE_SHARE * best_S) & (last_S <= best_S - COLLAPSE_LOSS)
-    return np.asarray(fell[:, None], dtype=float)
-
-
-def _collapsed(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return collapsed(arm, metric, datasets)
-
-
-def _per_question(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    count, questions = (windowed_curve(arm, column, (0, 1)).sum(axis=1, keepdims=True)
-                        for column in (metric, "questions"))
-    return count / questions
-
-
-def _validation_columns(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return np.concatenate([windowed_curve(arm, f"validation_{d}_{metric}", test.first) for d in datasets], axis=1)
-
-
-def _training_columns(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str]) -> Array:
-    return windowed_curve(arm, metric, test.first)
-
-
-def windowed_curve(arm: ArmRuns, column: str, window: tuple[float, float] | None) -> Array:
-    """``value_S_T`` of a column at the steps inside a window, in fractions of the last step.
-
-    Raises:
-        DataError: the claim's test has no window.
-        NotMeasured: no training metrics, no such column, or no step with a value for every seed.
-    """
-    if window is None:
-        raise DataError(f"claim_tests.csv: {column!r} needs a window of steps", "fill the columns first and second")
-    if arm.metrics.empty:
-        raise NotMeasured(f"{arm.experiment}/{arm.arm}: evaluated only, no metrics of training ({arm.source})")
-    if column not in arm.metrics.columns:
-        raise NotMeasured(f"{arm.experiment}/{arm.arm} has no column {column}")
-    step_T, value_S_T = arm.curve(column)
-    fraction_T = step_T / max(arm.steps, 1)
-    inside = value_S_T[:, (fraction_T >= window[0]) & (fraction_T <= window[1])]
-    inside = inside[:, ~np.isnan(inside).any(axis=0)]
-    if inside.shape[1] == 0:
-        raise NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every seed")
-    return inside
-
-
-_Score = Callable[[ArmRuns, ClaimTest, str, Sequence[str]], Array]
-_SCORES: dict[str, _Score] = {
-    "final": _final, "hops_gap": _hops_gap, "validation": _validation, "training": _training, "fall": _fall,
-    "drop": _drop, "collapsed": _collapsed, "per_question": _per_question, "sd_final": _final,
-    "sd_validation": _validation_columns, "sd_training": _training_columns}
-
-
-def tally(comparisons: Iterable[Comparison]) -> str:
-    """Counts of the verdicts in words.
-
-    >>> tally([])
-    ''
-    """
-    verdicts = [c.verdict for c in comparisons]
-    order: tuple[Verdict, ...] = ("supported", "contradicted", "inconclusive", "by construction", "not run")
-    return ", ".join(f"{verdicts.count(v)} {v}" for v in order if v in verdicts)

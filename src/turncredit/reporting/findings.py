@@ -9,9 +9,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from turncredit.reporting import statistics
-from turncredit.reporting.claims import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed, windowed_curve
+from turncredit.reporting.claim_scores import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed, windowed_curve
+from turncredit.reporting.inference import Array
 from turncredit.reporting.scores import ArmRuns, Results
-from turncredit.reporting.statistics import Array, Estimate
+from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import number
 
 EXPERIMENT = "search"

@@ -19,8 +19,8 @@ FOLDER = Path("paper_tables/reported")
 
 _VALUES = ("value_id", "place", "method", "algorithm", "dataset", "metric", "step", "value", "paper_version", "source",
            "confidence", "note")
-_TESTS = ("claim_id", "part", "says", "experiment", "statistic", "metric", "arm_a", "arm_b", "datasets", "first",
-          "second", "direction", "threshold", "note")
+_TESTS = ("claim_id", "part", "role", "says", "experiment", "statistic", "metric", "arm_a", "arm_b", "datasets",
+          "first", "second", "direction", "threshold", "margin", "least", "most", "needs", "note")
 _CLAIMS = ("claim_id", "statement", "paper_version", "source", "confidence")
 _DATASETS = ("dataset", "domain", "mark", "analogue", "name", "note")
 _GRANULARITY = ("method", "reward", "advantage", "paper_version", "source", "confidence")
@@ -52,13 +52,19 @@ class Dataset:
     dataset: str
     domain: str  # in | out | all | ""
     mark: str  # the paper's dagger or star
-    analogue: str  # a data set of ours, "out_of_domain", "all", or "" for none
+    analogue: str  # "search.first" (its first training set), a set of ours, "out_of_domain", "all", or "" for none
     name: str  # in config/sources.yaml, several joined by "|"; "" for none
     note: str
 
     def here(self, scale: Scale) -> str:
         """Our name for the set at a scale: the set itself if the scale has it, else its analogue."""
-        return self.name if self.name and {*self.name.split("|")} <= {*scale.datasets} else self.analogue
+        if self.name and {*self.name.split("|")} <= {*scale.datasets}:
+            return self.name
+        experiment, _, place = self.analogue.partition(".")
+        if not place:
+            return self.analogue
+        trained = scale.experiments[experiment].train_on if experiment in scale.experiments else ()
+        return dict(zip(("first", "second"), trained, strict=False)).get(place, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,17 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Need:
+    """A precondition: an untrained policy's metric on the training sets is at least ``least``."""
+
+    policy: str  # initial | expert | closed_book
+    metric: str
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimTest:
-    """One part of a claim and the comparison that decides it; ``claims.py`` lists the statistics.
+    """One part of a claim and the comparison that tests it; ``claim_scores.py`` lists the statistics.
 
     Two further statistics: ``none`` (not tested; ``note`` says why) and ``construction`` (true by construction;
     ``note`` names the test that shows it).
@@ -82,6 +97,7 @@ class ClaimTest:
 
     claim_id: int
     part: str
+    role: str  # primary | secondary | descriptive
     says: str
     experiment: str
     statistic: str
@@ -93,6 +109,10 @@ class ClaimTest:
     second: tuple[float, float] | None
     direction: str  # greater | less | similar
     threshold: float
+    margin: float | None  # smaller distances from the threshold do not matter
+    least: float | None  # the floor of the metric: nothing is decided if all arms are at or below it
+    most: float | None  # the ceiling
+    needs: Need | None
     note: str
 
 
@@ -167,13 +187,30 @@ def _test(row: dict[str, str], where: str) -> ClaimTest:
     def words(text: str) -> tuple[str, ...]:
         return tuple(text.split("|")) if text else ()
 
-    if row["direction"] not in ("", "greater", "less", "similar"):
-        raise DataError(f"{where}, column 'direction' is {row['direction']!r}",
-                        nearest(row["direction"], ("greater", "less", "similar")))
+    def limit(text: str) -> float | None:
+        return _float(text, where) if text else None
+
+    for column, known in (("direction", ("", "greater", "less", "similar")),
+                          ("role", ("primary", "secondary", "descriptive"))):
+        if row[column] not in known:
+            raise DataError(f"{where}, column {column!r} is {row[column]!r}", nearest(row[column], known))
     return ClaimTest(
-        _integer(row["claim_id"], where), row["part"], row["says"], row["experiment"], row["statistic"],
+        _integer(row["claim_id"], where), row["part"], row["role"], row["says"], row["experiment"], row["statistic"],
         words(row["metric"]), words(row["arm_a"]), words(row["arm_b"]), row["datasets"], window(row["first"]),
-        window(row["second"]), row["direction"], _float(row["threshold"] or "0", where), row["note"])
+        window(row["second"]), row["direction"], _float(row["threshold"] or "0", where), limit(row["margin"]),
+        limit(row["least"]), limit(row["most"]), _need(row["needs"], where), row["note"])
+
+
+def _need(text: str, where: str) -> Need | None:
+    """Reads ``closed_book answer_correct >= 0.1``."""
+    if not text:
+        return None
+    match text.split():
+        case [policy, metric, ">=", least]:
+            return Need(policy, metric, _float(least, where))
+        case _:
+            raise DataError(f"{where}, column 'needs' is {text!r}",
+                            "write a policy, a metric, >= and a number: closed_book answer_correct >= 0.1")
 
 
 def _integer(text: str, where: str) -> int:

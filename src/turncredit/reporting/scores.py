@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from turncredit.config.load import Scale
 from turncredit.errors import DataError, nearest
 from turncredit.reporting.catalogue import UNTRAINED
+from turncredit.reporting.inference import Array
 from turncredit.reporting.runs import Runs, import_label
-from turncredit.reporting.statistics import Array
 from turncredit.types import StopReason
 
 DECODING = "greedy"  # every score uses greedy episodes; sampled ones are kept in the files only
-TRAINED_ON = ("facts", "bridge")  # names in claim_tests.csv for the one-hop and the two-hop training set
+TRAINED_ON = ("first", "second")  # names in claim_tests.csv for the sets that an experiment trains on
 DERIVED = {"turn_limit": StopReason.TURN_LIMIT, "answered": StopReason.ANSWERED}  # metric: share of a stop reason
 METRIC_LABELS = {
     "answer_correct": "exact match", "format_correct": "format", "retrieval_correct": "retrieval", "f1": "F1",
@@ -167,7 +167,7 @@ class Results:
         return (*self.scale.in_domain, *self.scale.out_of_domain)
 
     def stand_in(self, word: str, experiment: str) -> str:
-        """The training set that ``facts`` (the first) or ``bridge`` (the second) names at this scale."""
+        """The training set that ``first`` or ``second`` names at this scale; any other word as it is."""
         trained = self.scale.experiments[experiment].train_on if experiment in self.scale.experiments else ()
         return dict(zip(TRAINED_ON, trained, strict=False)).get(word, word)
 

@@ -1,11 +1,17 @@
-"""Statistics over seeds with bootstrap intervals: pure functions with their own seeded generator.
+"""Statistics over runs with 95 % intervals: pure functions with their own seeded generator.
 
-Shapes: a *sample* is ``score_S_D``, one row per seed (run), one column per data set (or step).
+Shapes: a *sample* is ``score_S_D``, one row per run, one column per data set (or step); ``base_S`` holds the base
+policy of each run. Data sets are fixed strata of equal weight. Unlike in rliable, runs are not drawn separately for
+each data set: one policy answers all of them, so their scores are correlated, and separate draws would make the
+interval of an average too narrow.
 
-Resampling. Seeds are resampled with replacement within each arm, and a drawn seed brings the scores of all its data
-sets. Data sets are fixed strata of equal weight. Unlike in rliable, seeds are not drawn separately for each data set:
-one policy answers all of them, so their scores are correlated, and separate draws would make the interval of an
-average too narrow.
+*Several base policies.* Arms are paired within the base policies that they share. Intervals of means and differences
+are t intervals (``inference``), as a bootstrap of 3 or 4 base policies is far too narrow. Other statistics resample:
+base policies with replacement, the same ones for both arms, then runs within each; their intervals remain too narrow
+with few base policies (with 3, about 3 of 4 cover the truth).
+
+*One base policy.* Runs are resampled with replacement within each arm. The interval does not cover other base
+policies.
 
 Quantiles. The plain percentile interval is too narrow for few runs: with 5 seeds per arm, a 95 % interval of a
 difference covers the truth in 89 of 100 cases. We use the expanded percentile interval of Hesterberg (2015), "What
@@ -20,14 +26,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
-Array = NDArray[np.float64]
+from turncredit.reporting.inference import Array, Bases, cells, effect, shared_bases
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000
@@ -36,54 +42,60 @@ _SEED = 2505_11821
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A statistic over seeds and its 95 % interval.
+    """A statistic over runs and its 95 % interval.
 
     Attributes:
-        value: the statistic of all seeds; NaN if undefined (0 / 0).
-        low: lower end of the interval; None if there is none (a single seed).
+        value: the statistic of all runs; NaN if undefined (0 / 0).
+        low: lower end of the interval; None if there is none (a single run).
         high: upper end.
-        seeds: number of seeds, one entry per arm.
+        seeds: number of runs, one entry per arm.
+        bases: number of base policies; 1: the interval does not cover other base policies.
     """
 
     value: float
     low: float | None
     high: float | None
     seeds: tuple[int, ...]
+    bases: int = field(default=1, repr=False)
 
     def __neg__(self) -> Estimate:
         return Estimate(-self.value, None if self.high is None else -self.high,
-                        None if self.low is None else -self.low, self.seeds)
+                        None if self.low is None else -self.low, self.seeds, self.bases)
 
     def swapped(self) -> Estimate:
-        """The same estimate with the seed counts of its two arms exchanged."""
-        return Estimate(self.value, self.low, self.high, self.seeds[::-1])
+        """The same estimate with the run counts of its two arms exchanged."""
+        return Estimate(self.value, self.low, self.high, self.seeds[::-1], self.bases)
 
 
-def mean(score_S_D: Array) -> Estimate:
-    """Mean over seeds and data sets, with its interval.
+def mean(score_S_D: Array, base_S: Bases | None = None) -> Estimate:
+    """Mean over runs and data sets, with its interval. Without ``base_S`` all runs share one base policy.
 
     >>> mean(np.array([[0.5], [0.5], [0.5]]))
     Estimate(value=0.5, low=0.5, high=0.5, seeds=(3,))
     >>> mean(np.array([[0.25, 0.75]]))
     Estimate(value=0.5, low=None, high=None, seeds=(1,))
+    >>> found = mean(np.array([[0.1], [0.3], [0.2], [0.4]]), np.array([0, 0, 1, 1]))
+    >>> found.value, found.bases
+    (0.25, 2)
     """
-    return contrast([score_S_D], [1.0])
+    return contrast([score_S_D], [1.0], None if base_S is None else [base_S])
 
 
-def iqm(score_S_D: Array) -> Estimate:
-    """Interquartile mean over seeds of each run's score (its mean over data sets), with its interval.
+def iqm(score_S_D: Array, base_S: Bases | None = None) -> Estimate:
+    """Interquartile mean over runs of each run's score (its mean over data sets), with its interval.
 
     A quarter of the runs is cut at each end. If that is not a whole number, the run at the edge gets a fractional
-    weight, so that every number of seeds is allowed.
+    weight, so that every number of runs is allowed.
 
     >>> iqm(np.array([[0.0], [1.0], [2.0], [9.0]])).value
     1.5
     """
-    run_S = _checked(score_S_D).mean(axis=1)
-    weight_S = iqm_weights(len(run_S))
-    value = float(weight_S @ np.sort(run_S))
-    draw_R_S = np.sort(run_S[_draws(_generator(), len(run_S))], axis=1)
-    return _estimate(value, draw_R_S @ weight_S, (len(run_S),))
+    score_S_D, base_S = _checked(score_S_D, base_S)
+    run_S, shared = score_S_D.mean(axis=1), shared_bases([base_S])
+    value = float(iqm_weights(len(run_S)) @ np.sort(run_S))
+    [drawn_R_S] = _draws([base_S], shared)
+    draw_R_S = np.sort(run_S[drawn_R_S], axis=1)
+    return _estimate(value, draw_R_S @ iqm_weights(draw_R_S.shape[1]), (len(run_S),), len(shared))
 
 
 def iqm_weights(count: int) -> Array:
@@ -97,89 +109,74 @@ def iqm_weights(count: int) -> Array:
     return np.asarray(inside / inside.sum())
 
 
-def contrast(samples: Sequence[Array], weights: Sequence[float]) -> Estimate:
-    """Weighted sum of the means of independent arms, ``sum_i w_i mean(sample_i)``, with its interval.
+def contrast(samples: Sequence[Array], weights: Sequence[float], bases: Sequence[Bases] | None = None) -> Estimate:
+    """Weighted sum of the means of arms, ``sum_i w_i mean(sample_i)``, with its interval.
 
-    Weights are (1, -1) for a difference and (1, -1, -1, 1) for the interaction of a 2 x 2 design.
+    Weights are (1, -1) for a difference and (1, -1, -1, 1) for the interaction of a 2 x 2 design. With base policies
+    only those count that all arms share, each equally.
+
+    Raises:
+        ValueError: the arms have no base policy in common.
 
     >>> ones, zeros = np.ones((3, 2)), np.zeros((4, 2))
     >>> contrast([ones, zeros], [1, -1])
     Estimate(value=1.0, low=1.0, high=1.0, seeds=(3, 4))
     """
-    runs = [_checked(sample).mean(axis=1) for sample in samples]
-    generator = _generator()
+    scores, bases, shared = _paired(samples, bases)
+    runs = [score_S_D.mean(axis=1) for score_S_D in scores]
+    counts = tuple(len(run_S) for run_S in runs)
+    if len(shared) > 1:
+        found = effect([cells(*arm) for arm in zip(runs, bases, strict=True)], weights)
+        low, high = found.interval(CONFIDENCE) or (None, None)
+        return clean(Estimate(found.value, low, high, counts, len(shared)))
     value = sum(w * float(run_S.mean()) for w, run_S in zip(weights, runs, strict=True))
     draw_R = np.zeros(RESAMPLES)
-    for weight, run_S in zip(weights, runs, strict=True):
-        draw_R += weight * run_S[_draws(generator, len(run_S))].mean(axis=1)
-    return _estimate(value, draw_R, tuple(len(run_S) for run_S in runs))
+    for weight, run_S, drawn_R_S in zip(weights, runs, _draws(bases, shared), strict=True):
+        draw_R += weight * run_S[drawn_R_S].mean(axis=1)
+    return _estimate(value, draw_R, counts)
 
 
-def difference(a_S_D: Array, b_S_D: Array) -> Estimate:
+def difference(a_S_D: Array, b_S_D: Array, bases: tuple[Bases, Bases] | None = None) -> Estimate:
     """Mean of arm a minus mean of arm b. ``difference(b, a)`` is exactly its negative."""
     if _comes_first(b_S_D, a_S_D):
-        return -difference(b_S_D, a_S_D).swapped()
-    return contrast([a_S_D, b_S_D], [1.0, -1.0])
+        return -difference(b_S_D, a_S_D, None if bases is None else bases[::-1]).swapped()
+    return contrast([a_S_D, b_S_D], [1.0, -1.0], bases)
 
 
-def probability_of_improvement(a_S_D: Array, b_S_D: Array) -> Estimate:
-    """Probability that a run of arm a beats a run of arm b on a random data set; ties count half.
+def probability_of_improvement(a_S_D: Array, b_S_D: Array, bases: tuple[Bases, Bases] | None = None) -> Estimate:
+    """Probability that a run of arm a beats a run of arm b of the same base policy on a random data set.
+
+    Ties count half.
 
     >>> probability_of_improvement(np.array([[2.0], [1.0]]), np.array([[1.0], [0.0]])).value
     0.875
     """
-    a_S_D, b_S_D = _checked(a_S_D), _checked(b_S_D)
+    (a_S_D, b_S_D), (base_a_S, base_b_S), shared = _paired([a_S_D, b_S_D], bases)
     if a_S_D.shape[1] != b_S_D.shape[1]:
         raise ValueError("both arms need scores on the same data sets")
     gap = a_S_D[:, None, :] - b_S_D[None, :, :]
     wins_A_B = ((gap > 0) + 0.5 * (gap == 0)).mean(axis=2)
-    generator = _generator()
-    drawn_R_A = _counts(_draws(generator, len(a_S_D)), len(a_S_D))
-    drawn_R_B = _counts(_draws(generator, len(b_S_D)), len(b_S_D))
-    draw_R = np.einsum("ra,ab,rb->r", drawn_R_A, wins_A_B, drawn_R_B)
-    return _estimate(float(wins_A_B.mean()), draw_R, (len(a_S_D), len(b_S_D)))
+    value = float(np.mean([wins_A_B[np.ix_(base_a_S == base, base_b_S == base)].mean() for base in shared]))
+    drawn = [index_R_S.reshape(RESAMPLES, len(shared), -1) for index_R_S in _draws([base_a_S, base_b_S], shared)]
+    draw_R = np.zeros(RESAMPLES)
+    for slot in range(len(shared)):
+        draw_R += wins_A_B[drawn[0][:, slot, :, None], drawn[1][:, slot, None, :]].mean(axis=(1, 2)) / len(shared)
+    return _estimate(value, draw_R, (len(a_S_D), len(b_S_D)), len(shared))
 
 
-def ratio_of_sds(a_S_D: Array, b_S_D: Array) -> Estimate:
-    """Standard deviation over seeds of arm a divided by that of arm b, pooled over columns.
+def share(successes: float, seeds: float) -> Estimate:
+    """A share of runs with its Wilson interval; a bootstrap of 3 of 3 would claim certainty.
 
-    The pooled deviation is the root of the mean over data sets (or steps) of the sample variance over seeds. If both
-    are 0 the ratio is NaN, if one is 0 it is 0 or infinite; in both cases there is no interval. Resamples without
-    spread stay in the interval as 0 or infinity (both at once: as 1).
-
-    >>> ratio_of_sds(np.array([[0.0], [2.0]]), np.array([[0.0], [1.0]])).value
-    2.0
-    """
-    a_S_D, b_S_D = _checked(a_S_D), _checked(b_S_D)
-    seeds = (len(a_S_D), len(b_S_D))
-    if min(seeds) < 2:
-        return Estimate(math.nan, None, None, seeds)
-    if _comes_first(b_S_D, a_S_D):
-        return _reciprocal(ratio_of_sds(b_S_D, a_S_D).swapped())
-    sd_a, sd_b = float(_pooled_sd(a_S_D)), float(_pooled_sd(b_S_D))
-    if sd_a == 0 or sd_b == 0:
-        return Estimate(math.nan if sd_a == sd_b else math.inf if sd_b == 0 else 0.0, None, None, seeds)
-    generator = _generator()
-    draw_a_R = _pooled_sd(a_S_D[_draws(generator, len(a_S_D))])
-    draw_b_R = _pooled_sd(b_S_D[_draws(generator, len(b_S_D))])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_R = np.log(draw_a_R) - np.log(draw_b_R)
-    log_R = np.where(np.isnan(log_R), 0.0, log_R)
-    low, high = _interval(log_R, min(seeds))
-    return _clean(Estimate(sd_a / sd_b, math.exp(low), math.exp(high), seeds))
-
-
-def share(successes: int, seeds: int) -> Estimate:
-    """A share of seeds with its Wilson interval; a bootstrap of 3 of 3 would claim certainty.
+    Counts need not be whole: ``inference.shares`` shrinks them where base policies differ.
 
     >>> found = share(3, 3)
     >>> found.value, round(found.low, 3), found.high
     (1.0, 0.439, 1.0)
     """
-    return _clean(Estimate(successes / seeds, *_wilson(successes, seeds), (seeds,)))
+    return clean(Estimate(successes / seeds, *_wilson(successes, seeds), (round(seeds),)))
 
 
-def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Estimate:
+def share_difference(a: tuple[float, float], b: tuple[float, float]) -> Estimate:
     """Difference of two shares (successes, seeds) with Newcombe's score interval (1998, method 10).
 
     >>> found = share_difference((10, 10), (0, 10))
@@ -190,7 +187,7 @@ def share_difference(a: tuple[int, int], b: tuple[int, int]) -> Estimate:
     (p_low, p_high), (q_low, q_high) = _wilson(*a), _wilson(*b)
     low = p - q - math.hypot(p - p_low, q_high - q)
     high = p - q + math.hypot(p_high - p, q - q_low)
-    return _clean(Estimate(p - q, low, high, (a[1], b[1])))
+    return clean(Estimate(p - q, low, high, (round(a[1]), round(b[1]))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,53 +235,61 @@ def ema(value_T: Array, decay: float) -> Array:
     return smooth
 
 
-def _generator() -> np.random.Generator:
-    return np.random.default_rng(_SEED)
+def _paired(samples: Sequence[Array],
+            bases: Sequence[Bases] | None) -> tuple[list[Array], list[Bases], tuple[int, ...]]:
+    """The samples' runs of the base policies that all of them share, sorted, and these base policies."""
+    checked = ([_checked(sample, None) for sample in samples] if bases is None else
+               [_checked(sample, base_S) for sample, base_S in zip(samples, bases, strict=True)])
+    shared = shared_bases([base_S for _, base_S in checked])
+    if not shared:
+        raise ValueError("the arms have no base policy in common")
+    inside = [np.isin(base_S, shared) for _, base_S in checked]
+    return ([sample[rows] for (sample, _), rows in zip(checked, inside, strict=True)],
+            [base_S[rows] for (_, base_S), rows in zip(checked, inside, strict=True)], shared)
 
 
-def _draws(generator: np.random.Generator, seeds: int) -> NDArray[np.int64]:
-    """Indices of the resampled seeds, ``RESAMPLES x seeds``."""
-    return generator.integers(0, seeds, size=(RESAMPLES, seeds))
+def _draws(bases: Sequence[Bases], shared: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Indices of resampled runs of each arm, ``RESAMPLES x runs``: base policies, then runs within each.
+
+    All arms have the same drawn base policies. The runs of one drawn base policy are neighbours.
+    """
+    generator = np.random.default_rng(_SEED)
+    slot_R_B = (np.zeros((RESAMPLES, 1), dtype=np.int64) if len(shared) == 1 else
+                generator.integers(0, len(shared), size=(RESAMPLES, len(shared))))
+    drawn: list[NDArray[np.int64]] = []
+    for base_S in bases:
+        size = -(-len(base_S) // len(shared))
+        members = [np.flatnonzero(base_S == base) for base in shared]
+        index_R_B_S = np.stack([runs[generator.integers(0, len(runs), size=(*slot_R_B.shape, size))]
+                                for runs in members])
+        chosen = np.take_along_axis(index_R_B_S, slot_R_B[None, :, :, None], axis=0)[0]
+        drawn.append(chosen.reshape(RESAMPLES, -1))
+    return drawn
 
 
-def _counts(draw_R_S: NDArray[np.int64], seeds: int) -> Array:
-    """Weight of each seed in each resample, ``RESAMPLES x seeds``."""
-    return np.asarray((draw_R_S[:, :, None] == np.arange(seeds)).mean(axis=1))
-
-
-def _pooled_sd(score_S_D: Array) -> Array:
-    """Pooled standard deviation over the seed axis (second from last); exactly 0 for equal rows."""
-    variance = score_S_D.var(axis=-2, ddof=1)
-    equal = score_S_D.max(axis=-2) == score_S_D.min(axis=-2)
-    return np.asarray(np.sqrt(np.where(equal, 0.0, variance).mean(axis=-1)))
-
-
-def _checked(score_S_D: Array) -> Array:
-    """The sample with sorted rows, so that the order of runs does not matter.
+def _checked(score_S_D: Array, base_S: Bases | None) -> tuple[Array, Bases]:
+    """The sample and its base policies with sorted rows, so that the order of runs does not matter.
 
     Raises:
-        ValueError: not a two-dimensional array of finite scores.
+        ValueError: not a two-dimensional array of finite scores, or not one base policy a row.
     """
     if score_S_D.ndim != 2 or score_S_D.shape[0] < 1 or score_S_D.shape[1] < 1:
-        raise ValueError(f"a sample has shape (seeds, data sets), not {score_S_D.shape}")
+        raise ValueError(f"a sample has shape (runs, data sets), not {score_S_D.shape}")
     if not np.isfinite(score_S_D).all():
         raise ValueError("a sample must hold finite scores only")
-    return np.asarray(score_S_D[np.lexsort(score_S_D.T[::-1])], dtype=np.float64)
+    base_S = np.zeros(len(score_S_D), dtype=np.int64) if base_S is None else base_S
+    if base_S.shape != (len(score_S_D),):
+        raise ValueError(f"{len(score_S_D)} runs need as many base policies, not {base_S.shape}")
+    order = np.lexsort((*score_S_D.T[::-1], base_S))
+    return np.asarray(score_S_D[order], dtype=np.float64), base_S[order]
 
 
 def _comes_first(a_S_D: Array, b_S_D: Array) -> bool:
     """A fixed order of two samples, so that exchanging the arms negates the interval exactly."""
-    return bool(_checked(a_S_D).tolist() < _checked(b_S_D).tolist())
+    return bool(_checked(a_S_D, None)[0].tolist() < _checked(b_S_D, None)[0].tolist())
 
 
-def _reciprocal(found: Estimate) -> Estimate:
-    def inverse(x: float) -> float:
-        return math.inf if x == 0 else 0.0 if math.isinf(x) else 1 / x
-    return Estimate(inverse(found.value), None if found.high is None else inverse(found.high),
-                    None if found.low is None else inverse(found.low), found.seeds)
-
-
-def _wilson(successes: int, seeds: int) -> tuple[float, float]:
+def _wilson(successes: float, seeds: float) -> tuple[float, float]:
     """Wilson's score interval of a share."""
     if not 0 <= successes <= seeds or seeds < 1:
         raise ValueError(f"{successes} of {seeds} seeds")
@@ -302,15 +307,15 @@ def _interval(draw_R: Array, seeds: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _estimate(value: float, draw_R: Array, seeds: tuple[int, ...]) -> Estimate:
-    """The estimate with the interval of its resamples; no interval if an arm has a single seed."""
+def _estimate(value: float, draw_R: Array, seeds: tuple[int, ...], bases: int = 1) -> Estimate:
+    """The estimate with the interval of its resamples; no interval if an arm has a single run."""
     if min(seeds) < 2:
-        return _clean(Estimate(value, None, None, seeds))
-    return _clean(Estimate(value, *_interval(draw_R, min(seeds)), seeds))
+        return clean(Estimate(value, None, None, seeds, bases))
+    return clean(Estimate(value, *_interval(draw_R, bases if bases > 1 else min(seeds)), seeds, bases))
 
 
-def _clean(found: Estimate) -> Estimate:
+def clean(found: Estimate) -> Estimate:
     """The estimate rounded to 12 decimals, so that no verdict depends on the last bit of a sum."""
     low = None if found.low is None else round(found.low, 12)
     high = None if found.high is None else round(found.high, 12)
-    return Estimate(round(found.value, 12), low, high, found.seeds)
+    return Estimate(round(found.value, 12), low, high, found.seeds, found.bases)

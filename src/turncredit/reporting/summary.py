@@ -12,10 +12,10 @@ from typing import get_args
 from turncredit.config.load import Scale
 from turncredit.errors import DataError
 from turncredit.files import write_text
-from turncredit.reporting.audit import Entry
-from turncredit.reporting.claims import Verdict
 from turncredit.reporting.comparability import comparability
+from turncredit.reporting.entries import Entry
 from turncredit.reporting.tables.render import markdown_rows
+from turncredit.reporting.verdicts import Verdict
 
 BEGIN, END = "<!-- results: begin, generated -->", "<!-- results: end -->"
 ARMS = {  # arm of search -> value_ids of its average exact match and format
@@ -56,7 +56,7 @@ def verdict_counts(entries: Sequence[Entry], scale: Scale) -> str:
     """One sentence: how many of the paper's claims have each verdict of the audit, zeros included."""
     verdicts = [entry.verdict for entry in entries if entry.kind == "claim"]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in get_args(Verdict))
-    return f"The audit's verdicts on the paper's {len(verdicts)} claims at scale `{scale.name}`: {counts}."
+    return f"Verdicts on the paper's {len(verdicts)} claims at scale `{scale.name}`: {counts}."
 
 
 def readme_section(entries: Sequence[Entry], findings: Sequence[str], scale: Scale,

@@ -8,7 +8,7 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting import statistics
-from turncredit.reporting.claims import collapsed
+from turncredit.reporting.claim_scores import collapsed
 from turncredit.reporting.comparability import comparability
 from turncredit.reporting.placement_effects import contrasts, placement_arms
 from turncredit.reporting.reported import Reported, Value
