@@ -14,7 +14,7 @@ from turncredit.errors import DataError
 from turncredit.reporting import statistics
 from turncredit.reporting.claim_scores import collapsed
 from turncredit.reporting.claims import Comparison, compare, decide, tally
-from turncredit.reporting.inference import Effect
+from turncredit.reporting.inference import Effect, cells, effect
 from turncredit.reporting.reported import ClaimTest, Need
 from turncredit.reporting.scores import ArmRuns, Results
 from turncredit.reporting.verdicts import Evidence, evidence
@@ -93,6 +93,17 @@ def test_few_runs_decide_nothing(tmp_path: Path) -> None:
     [found] = compare(test(), few)
     assert found.barrier == "3 runs an arm, 5 needed"
     assert found.estimate is not None  # shown all the same
+
+
+def test_runs_of_several_base_policies_are_paired_and_pooled(tmp_path: Path) -> None:
+    """Three base policies x two seeds, read from files: enough runs, and one factor for all six arms."""
+    found = synthetic.results(tmp_path, {"search": 2}, synthetic.scale(2, 3))
+    [compared] = compare(test(), found)
+    assert compared.estimate is not None
+    assert (compared.estimate.bases, compared.estimate.seeds, compared.barrier) == (3, (6, 6), "")
+    runs = {name: cells(arm.final("answer_correct", found.datasets).mean(axis=1), arm.base_S)
+            for name, arm in found.arms("search").items()}
+    assert compared.effect == effect([runs["MT-PPO"], runs["PPO-OR"]], [1, -1], [*runs.values()])
 
 
 # --- statistics of the claims, by hand -------------------------------------------------------------------------------
