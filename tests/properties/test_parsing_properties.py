@@ -53,8 +53,10 @@ PIECES = st.sampled_from(TAGS) | st.sampled_from([" ", "\n", "Rome", "{}", *MARK
 SOUP = st.lists(PIECES, max_size=12).map("".join)
 TURNS = SOUP | st.sampled_from([think_search(), think_answer(), reason_tool(), reason_answer()])
 DOCUMENTS = st.lists(st.builds(Document, st.just("d"), SOUP, SOUP), max_size=3)
-TASKS = st.builds(config, st.sampled_from(["search", "tool_search"]), max_turns=st.integers(1, 5),
-                  max_invalid_turns=st.integers(1, 3), max_observation_tokens=st.integers(80, 300))
+LIMITS = {"max_turns": st.integers(1, 5), "max_invalid_turns": st.integers(1, 3),
+          "max_observation_tokens": st.integers(80, 300)}
+TASKS = (st.builds(config, action=st.sampled_from(["first_block", "first_pair"]), **LIMITS)
+         | st.builds(config, st.just("tool_search"), **LIMITS))
 TEXT, CODE = SearchRewards(), SearchRewards(**SearchRewards.CODE)
 READINGS = st.sampled_from([TEXT, CODE])
 

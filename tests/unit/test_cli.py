@@ -152,3 +152,10 @@ def test_an_untrained_policy_is_evaluated_without_the_overrides_of_an_arm() -> N
     assert untrained_config(other, "search").task == experiment.task
     assert untrained_config(other, "search").rewards == scale.rewards["search"]
     assert untrained_config(scale, "search") == scale.run("search", name, 0)
+
+
+def test_a_policy_of_others_is_evaluated_under_the_reading_of_its_scale() -> None:
+    scale = load_scale("paper", ROOT / "config")
+    played, trained = untrained_config(scale, "search"), scale.run("search", "MT-PPO", 0)
+    assert played.task.model_dump()["action"] == "first_pair"
+    assert (played.task, played.rewards) == (trained.task, trained.rewards)

@@ -108,6 +108,13 @@ def test_arms_of_an_experiment_have_equal_budgets(name: str) -> None:
         assert len({(run.training.model_dump_json(), run.train_on) for run in runs}) == 1
 
 
+@pytest.mark.parametrize("name", ["gpu", "paper"])
+def test_at_the_scales_of_large_models_the_turns_alone_limit_invalid_turns(name: str) -> None:
+    scale = load_scale(name, ROOT / "config")
+    tasks = [scale.run(name, arm, 0).task for name, found in scale.experiments.items() for arm in found.arms]
+    assert all(task.max_invalid_turns >= task.max_turns for task in tasks)
+
+
 def test_the_datasets_are_those_that_the_world_can_make() -> None:
     assert set(get_args(Dataset)) == set(DATASETS)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from turncredit.tasks.tags import (
+    SEARCH,
     TOOL,
     Action,
     final_turn_format,
@@ -141,3 +144,19 @@ def test_tags_of_one_grammar_are_text_in_the_other() -> None:
     assert final_turn_format(text)
     assert not final_turn_format(text, TOOL)
     assert [b.name for b in parse_blocks(text, TOOL)] == ["", "answer"]
+
+
+@pytest.mark.parametrize(("text", "block", "pair"), [
+    ("<think> t </think><search> q </search>", Action("search", "q"), Action("search", "q")),
+    ("<think>x <answer>Rome</answer>", Action("invalid"), Action("answer", "Rome")),
+    ("<answer><think>Rome</answer>", Action("invalid"), Action("answer", "<think>Rome")),
+    ("<think><search> q </search>", Action("invalid"), Action("search", "q")),
+    ("<answer>Rome <search>q</search>", Action("invalid"), Action("search", "q")),
+    ("<think><answer></think><answer>Rome</answer>", Action("answer", "Rome"),
+     Action("answer", "</think><answer>Rome")),
+    ("<think><search> </search></think><answer>Rome</answer>", Action("answer", "Rome"), Action("invalid")),
+    ("</answer> Rome <answer>", Action("invalid"), Action("invalid")),
+])
+def test_an_action_is_the_first_block_or_the_first_complete_pair(text: str, block: Action, pair: Action) -> None:
+    assert parse_action(text) == block
+    assert parse_action(text, replace(SEARCH, action="first_pair")) == pair

@@ -14,7 +14,7 @@ from turncredit.credit.placement import place_on_turns
 from turncredit.errors import ConfigError
 from turncredit.tasks.plugin import Rewards
 from turncredit.tasks.registry import make_reward
-from turncredit.tasks.search.config import SearchRewards
+from turncredit.tasks.search.config import QuestionTaskConfig, SearchRewards
 from turncredit.tasks.search.rewards import (
     binary_outcome,
     charged_searches_K,
@@ -31,8 +31,8 @@ INVALID = "no tags at all"
 
 
 def judge(transcript: Transcript, content: Content = "full", answers: tuple[str, ...] = ("Rome",),
-          **values: Any) -> Rewards:
-    return make_reward(SETTINGS, content, SearchRewards(**values))(transcript, question(*answers))
+          settings: QuestionTaskConfig = SETTINGS, **values: Any) -> Rewards:
+    return make_reward(settings, content, SearchRewards(**values))(transcript, question(*answers))
 
 
 def searches(count: int, hit: bool, last: str, max_turns: int = 5) -> Transcript:
@@ -234,6 +234,35 @@ def test_a_normalised_hit_reads_the_whole_block_and_any_block() -> None:
     assert retrieval_reward(cut, ["dollar"], rule="normalised") == 0.0
 
 
+def test_a_hit_of_the_merged_reward_is_normalised_under_both_readings() -> None:
+    episode = play(SETTINGS, [think_search(), think_answer("Lima")], [[Document("3", "U.S.", "A country")]])
+    for values in ({}, CODE):
+        assert judge(episode, "merged", ("US",), **values).outcome == 0.3
+        assert judge(episode, "merged", ("UK",), **values).outcome == 0.2
+
+
+@pytest.mark.parametrize(("text", "block", "pair"), [  # OR, MR, R^O, prediction
+    ("<think>x <answer>Rome</answer>", (0.0, 0.0, -1.0, ""), (1.0, 0.8, -1.0, "Rome")),
+    ("<answer><think>Rome</answer>", (0.0, 0.0, -1.0, ""), (0.0, 0.1, -1.0, "<think>Rome")),
+    ("<think><answer></think><answer>Rome</answer>", (1.0, 0.8, -1.0, "Rome"),
+     (0.0, 0.1, -1.0, "</think><answer>Rome")),
+])
+def test_rewards_read_the_answer_that_the_environment_took(
+        text: str, block: tuple[float, ...], pair: tuple[float, ...]) -> None:
+    for rule, expected in (("first_block", block), ("first_pair", pair)):
+        settings = config(max_turns=1, action=rule)
+        judged = [judge(play(settings, [text]), content, settings=settings)
+                  for content in ("outcome", "merged", "full")]
+        assert (*(rewards.outcome for rewards in judged), judged[0].columns["prediction"]) == expected
+
+
+def test_a_search_by_the_first_pair_is_executed_and_counted() -> None:
+    settings = config(action="first_pair")
+    rewards = judge(play(settings, ["<think> x <search> q </search>", think_answer()], [[HIT]]), settings=settings)
+    assert rewards.intermediate_K == pytest.approx((0.3 - 0.2 - 0.1, 0.0))
+    assert measured(rewards, "answer_correct", "retrieval_correct", "searches") == (1.0, 1.0, 1)
+
+
 def test_the_metrics_have_one_reading() -> None:
     texts = [INVALID, "So " + think_search(), think_answer() + " yes"]
     text, code = (judge(play(SETTINGS, texts, [[HIT]]), **values) for values in ({}, CODE))
@@ -241,9 +270,11 @@ def test_the_metrics_have_one_reading() -> None:
     assert text.components != code.components
 
 
-@pytest.mark.parametrize("answer", ["<b>Rome</b>", "Rome  &\n Milan", "[INST] Rome", "a<|im_end|>", "<think>"])
-def test_an_answer_is_found_in_passages_that_format_it(answer: str) -> None:
-    passage = Document("3", "Italy", f"One says {answer} there.")
+@pytest.mark.parametrize(("answer", "written"), [
+    *((text, text) for text in ("<b>Rome</b>", "Rome  &\n Milan", "[INST] Rome", "a<|im_end|>", "<think>")),
+    ("[REC]", "[Rec]"), ("[Rec]", "[REC]"), ("a <", "a <b"), ("[REC", "[REC]")])
+def test_an_answer_is_found_in_passages_that_format_it(answer: str, written: str) -> None:
+    passage = Document("3", "Italy", f"One says {written} there.")
     turn = play(SETTINGS, [think_search(), think_answer()], [[passage]]).turns[0]
     assert retrieval_reward(turn, [answer]) == retrieval_reward(turn, [answer], rule="normalised") == 0.3
 

@@ -113,7 +113,8 @@ def levels(data: Path, split: str, datasets: Sequence[str] | None) -> list[Level
 
 
 GAME = TaskPlugin(
-    name="toy", config=GameConfig, rewards=GameRewards, make_task=GameTask, make_reward=GameReward,
+    name="toy", config=GameConfig, rewards=GameRewards, make_task=GameTask,
+    make_reward=lambda config, content, values: GameReward(content, values),
     open_services=no_services, read_items=levels, tags=("move",),
     metrics=(Metric("solved"), Metric("distance", "number"), Metric("moves", "count", in_training=False)),
     components=("goal", "move"), columns={"goal": "number", "end": "name"}, datasets=("line",),
@@ -244,7 +245,7 @@ def test_a_stop_reason_without_a_column_is_named() -> None:
 
 @pytest.mark.usefixtures("registered")
 def test_a_reward_too_few_stops_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "toy", replace(GAME, make_reward=lambda content, values: (
+    monkeypatch.setitem(TASKS, "toy", replace(GAME, make_reward=lambda config, content, values: (
         lambda played, item: replace(GameReward(content, values)(played, item), intermediate_K=()))))
     config = scale(tmp_path).run("game", "MT-PPO", 0)
     paths = RunPaths.under(tmp_path, config)

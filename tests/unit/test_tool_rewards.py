@@ -113,6 +113,16 @@ def test_an_episode_cut_short_has_no_answer() -> None:
     assert (rewards.columns["prediction"], rewards.metrics["format_correct"]) == ("", 0.0)
 
 
+@pytest.mark.parametrize("content", ["outcome", "merged", "full"])
+def test_a_result_that_did_not_fit_the_context_pays_nothing(content: Content) -> None:
+    episode = play(TWO, [reason_tool()], [[HIT]])
+    assert episode.stop is StopReason.CONTEXT_OVERFLOW
+    rewards = judge(episode, content)
+    assert rewards.intermediate_K == (0.0,)
+    assert rewards.outcome == pytest.approx(0.4)  # the two XML functions
+    assert measured(rewards, "retrieval_correct", "searches") == (1.0, 1)
+
+
 def test_a_result_without_the_answer() -> None:
     rewards = judge(play(TWO, [reason_tool(), reason_answer()], [[MISS]]))
     assert rewards.intermediate_K == pytest.approx((0.2, 0.0))

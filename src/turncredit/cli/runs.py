@@ -14,6 +14,7 @@ import typer
 from turncredit.cli.options import Base, Root, ScaleName, experiment_of_task, scale_at
 from turncredit.config.load import RunConfig, Scale
 from turncredit.config.paths import base_folder
+from turncredit.config.reading import under
 
 runs = typer.Typer()
 PANEL = "Training and evaluation"
@@ -110,9 +111,10 @@ def untrained_config(scale: Scale, experiment: str, base: int = 0) -> RunConfig:
     """The configuration with which an untrained policy plays an experiment: its first arm's, without overrides."""
     found = scale.experiments[experiment]
     arm, settings = next(iter(found.arms.items()))
+    rewards = under(found.reading or scale.reading, scale.rewards[found.task.name], {})
     return scale.run(experiment, arm, 0, base).model_copy(update={
-        "algorithm": scale.algorithms[settings.algorithm], "task": found.task,
-        "rewards": scale.rewards[found.task.name]})
+        "algorithm": scale.algorithms[settings.algorithm], "task": scale.task_of(experiment),
+        "rewards": rewards})
 
 
 def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[str], policy: Path | None,

@@ -182,6 +182,11 @@ class Scale(StrictModel):
         if self.warm_start is not None and (unset := [flaw for flaw in known if flaw not in chances]):
             yield f": no chance of {', '.join(unset)}; add it, from 0 to 1"
 
+    def task_of(self, experiment: str) -> TaskConfig:
+        """The task of an experiment under its reading, without the overrides of its arms."""
+        found = self.experiments[experiment]
+        return under(found.reading or self.reading, found.task, {})
+
     def checkpoint(self, name: str) -> CheckpointConfig:
         """A policy that others trained.
 

@@ -48,7 +48,7 @@ def make_base_policy(scale: Scale, base: int, data: Path, index: Path, tokenizer
             seed = warm_start.seed_of(base, n)
             seeded = scale.model_copy(update={"warm_start": warm_start.model_copy(update={"seed": seed})})
             make_expert(seeded, data, index, tokenizer, fresh / "expert")
-            for task in {e.task.name: e.task for e in reversed(scale.experiments.values())}.values():
+            for task in {task.name: task for task in map(scale.task_of, reversed(scale.experiments))}.values():
                 make_initial(seeded, task, data, index, fresh / "expert", fresh / "initial" / task.name)
             measured = measure(seeded, fresh, data, index) if warm_start.gates else {}
             attempts.append(Attempt(seed, measured, faults(warm_start, measured)))

@@ -75,7 +75,7 @@ def make_expert(scale: Scale, data: Path, index: Path, tokenizer: Path, output: 
     codec, config = Codec.load(tokenizer), scale.require_warm_start()
     given = scale.policy.path_or_id
     model = load_policy(given) if given else make_tiny_policy(scale.policy, len(codec.tokenizer), config.seed)
-    tasks = list({e.task.name: e.task for e in reversed(scale.experiments.values())}.values())  # the first of a name
+    tasks = list({t.name: t for t in map(scale.task_of, reversed(scale.experiments))}.values())  # the first of a name
     rows = demonstration_rows(scale, tasks, data, index, codec, degraded=False)
     imitate(model, rows, config, steps=config.expert_steps, learning_rate=config.expert_learning_rate)
     save_policy(model, output, codec.tokenizer)

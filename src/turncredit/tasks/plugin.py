@@ -157,7 +157,7 @@ class TaskPlugin:
         config: model of the settings ``experiments.<name>.task``.
         rewards: model of the settings ``rewards.<task>``.
         make_task: configuration -> task.
-        make_reward: (content, reward values) -> reward function.
+        make_reward: (configuration, content, reward values) -> reward function.
         open_services: (configuration, service settings) -> services by name, for the length of a ``with``.
         read_items: (data folder, split, data sets; None: all) -> items, in order.
         tags: names of its tags, each of which becomes one token of a tokenizer trained here.
@@ -174,7 +174,7 @@ class TaskPlugin:
     config: type[TaskConfig]
     rewards: type[RewardConfig]
     make_task: Callable[[Any], Task]
-    make_reward: Callable[[Any, Any], RewardFunction]
+    make_reward: Callable[[Any, Any, Any], RewardFunction]
     open_services: Callable[[Any, ServiceSettings], AbstractContextManager[Mapping[str, Service]]]
     read_items: Callable[[Path, str, Sequence[str] | None], Sequence[Item]]
     tags: tuple[str, ...]

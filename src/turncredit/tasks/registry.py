@@ -42,7 +42,7 @@ def make_reward(task: TaskConfig, content: Content, values: RewardConfig) -> Rew
                           f"pass {plugin.rewards.__name__}")
     if content not in plugin.contents:
         raise ConfigError(f"task {task.name!r} has no content {content!r}", f"use {', '.join(plugin.contents)}")
-    return plugin.make_reward(content, values)
+    return plugin.make_reward(task, content, values)
 
 
 def tags_of(tasks: Sequence[TaskPlugin]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The tag automaton: reads the blocks, the action and the format of a turn's sampled text, strictly.
+"""The tag automaton: reads the blocks, the action and the format of a turn's sampled text.
 
 A well-formed turn of the ``search`` task is one of::
 
@@ -18,9 +18,11 @@ How doubtful text is read:
 - Tags are exact: ``<ANSWER>``, ``< answer>`` and ``<answer/>`` are plain text.
 - A block runs from its opening tag to the first closing tag of the same name. Tags in between are
   text of that block, never blocks: a tag quoted inside ``<think>`` is thought, not action.
-- An action (``<search>``, ``<tool>``, ``<answer>``) that is unclosed, or that holds any known tag
-  (nested), is no action. The first action block that opens decides; a later one is ignored, so a
-  second answer can neither mend nor spoil the first.
+- An action (``<search>``, ``<tool>``, ``<answer>``) has one of two rules (``Grammar.action``).
+  ``first_block``: one that is unclosed, or that holds any known tag (nested), is no action. The first
+  action block that opens decides; a later one is ignored, so a second answer can neither mend nor
+  spoil the first. ``first_pair``: the first complete pair of action tags decides, wherever it stands
+  and whatever it holds, as in the authors' code.
 - A search or tool call with blank content is invalid; a blank answer is an answer (it ends the
   episode and matches nothing).
 - Format is stricter than action: exactly the two blocks, in order, each closed, no known tag
@@ -32,18 +34,22 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from turncredit.types import Turn
+
+ActionRule = Literal["first_block", "first_pair"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The tag names of a protocol: thought, call to the environment, its result, answer."""
+    """The tag names of a protocol (thought, call to the environment, its result, answer) and the rule of its action."""
 
     thought: str
     call: str
     result: str
     answer: str
+    action: ActionRule = "first_block"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,21 +120,25 @@ def parse_blocks(text: str, grammar: Grammar = SEARCH) -> tuple[Block, ...]:
 
 
 def parse_action(text: str, grammar: Grammar = SEARCH) -> Action:
-    """The action of one turn's sampled text (readings: module docstring).
+    """The action of one turn's sampled text, by the grammar's rule (module docstring).
 
     >>> parse_action("<think> find it </think><search> capital of Italy </search>")
     Action(name='search', content='capital of Italy')
     >>> parse_action("<think> <answer> Rome </answer>").name
     'invalid'
+
+    Raises:
+        ValueError: the grammar has another rule.
     """
-    for block in parse_blocks(text, grammar):
-        if block.name in (grammar.call, grammar.answer):
-            content = block.content.strip()
-            blank_call = block.name == grammar.call and not content
-            if not block.closed or block.nested or blank_call:
-                return Action(INVALID)
-            return Action(block.name, content)
-    return Action(INVALID)
+    match grammar.action:
+        case "first_block":
+            found = _first_block(text, grammar)
+        case "first_pair":
+            found = _first_pair(text, grammar)
+        case _:
+            raise ValueError(f"unknown rule of an action {grammar.action!r}: use 'first_block' or 'first_pair'")
+    blank_call = found.name == grammar.call and not found.content
+    return Action(INVALID) if blank_call else found
 
 
 def final_turn_format(text: str, grammar: Grammar = SEARCH) -> bool:
@@ -161,6 +171,18 @@ def has_each_once(text: str, names: Sequence[str]) -> bool:
     once = all(text.count(f"<{slash}{name}>") == 1 for name in names for slash in ("", "/"))
     places = [text.find(f"<{name}>") for name in names]
     return once and places == sorted(places)
+
+
+def _first_block(text: str, grammar: Grammar) -> Action:
+    for block in parse_blocks(text, grammar):
+        if block.name in (grammar.call, grammar.answer):
+            return Action(block.name, block.content.strip()) if block.closed and not block.nested else Action(INVALID)
+    return Action(INVALID)
+
+
+def _first_pair(text: str, grammar: Grammar) -> Action:
+    pair = re.search(rf"<({grammar.call}|{grammar.answer})>(.*?)</\1>", text, re.DOTALL)
+    return Action(pair[1], pair[2].strip()) if pair else Action(INVALID)
 
 
 def _is_sequence(text: str, grammar: Grammar, action: str) -> bool:

@@ -164,5 +164,5 @@ class ScaleInputs:
     def warm_start_settings_hash(self) -> str:
         """Hash of the settings of the base policies, which are warm-started on demonstrations of all tasks."""
         assert self.scale.warm_start is not None  # the rules of warm starts are for scales that have one
-        tasks = [self.scale.experiments[experiment].task for experiment in task_experiments(self.scale).values()]
+        tasks = [self.scale.task_of(experiment) for experiment in task_experiments(self.scale).values()]
         return settings_hash(self.scale.policy, self.scale.warm_start.hashed_fields(exclude={"threads"}), *tasks)

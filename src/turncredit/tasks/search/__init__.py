@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
-from turncredit.config.algorithm import CONTENTS
+from turncredit.config.algorithm import CONTENTS, Content
 from turncredit.data.questions import read_split
 from turncredit.tasks.env import Service
 from turncredit.tasks.plugin import ServiceSettings, TaskPlugin
@@ -14,11 +15,21 @@ from turncredit.tasks.search.demonstrations import DEMONSTRATIONS
 from turncredit.tasks.search.environment import SearchTask
 from turncredit.tasks.search.protocol import RULES
 from turncredit.tasks.search.rewards import COMPONENTS, METRICS, SearchReward
+from turncredit.tasks.tags import Grammar
 
 
 def make_task(config: SearchConfig) -> SearchTask:
-    """The search task."""
-    return SearchTask(config, RULES)
+    """The search task; its action is found by ``config.action``."""
+    return SearchTask(config, replace(RULES, grammar=_grammar(config)))
+
+
+def make_reward(config: SearchConfig, content: Content, values: SearchRewards) -> SearchReward:
+    """The reward function of the search task, which reads answers as the task does."""
+    return SearchReward(content, values, _grammar(config))
+
+
+def _grammar(config: SearchConfig) -> Grammar:
+    return replace(RULES.grammar, action=config.action)
 
 
 def open_services(config: QuestionTaskConfig,
@@ -30,7 +41,7 @@ def open_services(config: QuestionTaskConfig,
 
 
 TASK = TaskPlugin(
-    name="search", config=SearchConfig, rewards=SearchRewards, make_task=make_task, make_reward=SearchReward,
+    name="search", config=SearchConfig, rewards=SearchRewards, make_task=make_task, make_reward=make_reward,
     open_services=open_services, read_items=read_split, tags=("think", "search", "information", "answer"),
     metrics=METRICS, components=COMPONENTS, columns={"hops": "count", "prediction": "text"},
     contents=CONTENTS, demonstrations=DEMONSTRATIONS)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from turncredit.config.task import RewardConfig, TaskConfig
+from turncredit.tasks.tags import ActionRule
 
 
 class QuestionTaskConfig(TaskConfig):
@@ -20,7 +21,10 @@ class QuestionTaskConfig(TaskConfig):
 class SearchConfig(QuestionTaskConfig):
     """The search agent (paper section 6.2)."""
 
+    CODE: ClassVar[Mapping[str, Any]] = {"action": "first_pair"}
+
     name: Literal["search"]
+    action: ActionRule = "first_block"  # what a turn does: its first action block, or its first complete pair of tags
 
 
 class SearchRewards(RewardConfig):

@@ -24,6 +24,17 @@ def escape_tags(text: str) -> str:
     return re.sub(r"\[(?=/?[A-Z_]+\])", "&#91;", escaped)
 
 
+def unescape(text: str) -> str:
+    """Text on one line with the escapes of ``escape_tags`` undone, for comparisons.
+
+    Escaping depends on case and on what follows a bracket: an answer is compared with a passage without it.
+
+    >>> unescape(escape_tags("<b>Rome</b> [REC]"))
+    '<b>Rome</b> [REC]'
+    """
+    return " ".join(text.split()).replace("&lt;", "<").replace("&#91;", "[")
+
+
 def format_question(question: str) -> str:
     """The user's message about a question: one line that ends with a question mark.
 

@@ -4,7 +4,8 @@ Every turn but the episode's last earns R^I = R_retrieval + R_format + R_search,
 episode; the last turn earns R^O. The merged reward is one number for the whole trajectory.
 
 Three rules have two readings (``config.reading``): what a search is charged by, the format of a turn, and
-how an accepted answer is looked for. The metrics have one: that of ``reading: text``.
+how an accepted answer is looked for. The metrics and the merged reward have one. The answer is the one that the
+environment read, by the rule of the task's grammar.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from turncredit.tasks.search.transcripts import (
     retrieved,
     turn_text,
 )
-from turncredit.tasks.tags import SEARCH, has_each_once, intermediate_turn_format
+from turncredit.tasks.tags import SEARCH, Grammar, has_each_once, intermediate_turn_format
 from turncredit.text_matching import exact_match, f1
 from turncredit.types import Question, StopReason, Transcript, Turn
 
@@ -135,7 +136,7 @@ def charged_searches_K(transcript: Transcript, charge: str = "executed") -> tupl
 
 def searches_so_far_K(transcript: Transcript) -> tuple[int, ...]:
     """Executed searches from the first turn to each turn."""
-    return tuple(accumulate(int(executed(turn, SEARCH)) for turn in transcript.turns))
+    return tuple(accumulate(int(executed(turn)) for turn in transcript.turns))
 
 
 def outcome_reward(
@@ -157,13 +158,13 @@ def binary_outcome(correct: bool) -> float:
     return 1.0 if correct else 0.0
 
 
-def merged_reward(transcript: Transcript, answers: Sequence[str], values: SearchRewards) -> float:
+def merged_reward(transcript: Transcript, prediction: str, answers: Sequence[str], values: SearchRewards) -> float:
     """The merged reward of PPO-MR and GRPO-MR (section 6.1; Search-R1's reward of answer, format and retrieval).
 
     One number for the trajectory. The format is that of all its turns; retrieval counts only beside a right format
-    and a wrong answer, and once, however many turns hit.
+    and a wrong answer, and once, however many turns hit. A hit is normalised, as in the code that defines this reward.
     """
-    correct = exact_match(given_answer(transcript, SEARCH), answers)
+    correct = exact_match(prediction, answers)
     if not episode_format(transcript, SEARCH):
         if correct:
             return values.merged_right_malformed
@@ -171,7 +172,7 @@ def merged_reward(transcript: Transcript, answers: Sequence[str], values: Search
         return values.merged_wrong_malformed if answered else values.merged_no_answer
     if correct:
         return values.merged_right
-    hit = any(is_hit(turn, answers, values.hit) for turn in transcript.turns)
+    hit = any(is_hit(turn, answers, "normalised") for turn in transcript.turns)
     return values.merged_wrong_hit if hit else values.merged_wrong
 
 
@@ -187,11 +188,12 @@ class SearchReward:
 
     content: Content
     values: SearchRewards
+    grammar: Grammar
 
     def __call__(self, transcript: Transcript, item: Question) -> Rewards:
         """Judge one episode; an episode without an answer has a wrong format and no exact match."""
         v, answers, before_last = self.values, item.answers, transcript.turns[:-1]
-        prediction = given_answer(transcript, SEARCH)
+        prediction = given_answer(transcript, self.grammar)
         correct = exact_match(prediction, answers)
         retrieval_K = [*(retrieval_reward(turn, answers, v.retrieval, v.hit) for turn in before_last), 0.0]
         format_K = [*(format_reward(turn, v.turn_format_right, v.turn_format_wrong, v.turn_format)
@@ -200,7 +202,7 @@ class SearchReward:
                     0.0]
         tiers = outcome_reward(correct, answer_format(transcript, v.turn_format), right=v.correct,
                                format_only=v.format_only, format_wrong=v.format_wrong)
-        merged = merged_reward(transcript, answers, v)
+        merged = merged_reward(transcript, prediction, answers, v)
         counted, outcome = self._paid([retrieval_K, format_K, search_K], binary_outcome(correct), merged, tiers)
         return Rewards(
             intermediate_K=tuple(sum((parts[k] for parts in counted), 0.0) for k in range(len(transcript.turns))),

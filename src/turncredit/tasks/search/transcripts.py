@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from turncredit.tasks.search.passages import escape_tags
+from turncredit.tasks.search.passages import unescape
 from turncredit.tasks.tags import Grammar, final_turn_format, intermediate_turn_format, parse_action
 from turncredit.text_matching import contains, normalise
 from turncredit.types import StopReason, Transcript, Turn
@@ -19,19 +19,18 @@ def given_answer(transcript: Transcript, grammar: Grammar) -> str:
     return action.content if action.name == grammar.answer else ""
 
 
-def executed(turn: Turn, grammar: Grammar) -> bool:
-    """Whether the turn made a call that the environment executed and answered with a result."""
-    succeeded = bool(turn.observation.text) and turn.observation.error is None
-    return succeeded and parse_action(turn.text, grammar).name == grammar.call
+def executed(turn: Turn) -> bool:
+    """Whether the environment executed the turn's call and answered it with a result."""
+    return bool(turn.observation.text) and turn.observation.error is None
 
 
 def retrieved(turn: Turn, answers: Sequence[str]) -> bool:
     """Whether a title or text of the passages that this turn was shown holds an accepted answer.
 
-    The answers are written as the passages are: on one line, with tags escaped.
+    Both are compared on one line and unescaped.
     """
-    shown = [escape_tags(answer) for answer in answers]
-    return any(contains(part, shown) for d in turn.observation.data for part in (d.title, d.text))
+    wanted = [unescape(answer) for answer in answers]
+    return any(contains(unescape(part), wanted) for d in turn.observation.data for part in (d.title, d.text))
 
 
 def turn_text(turn: Turn) -> str:
@@ -42,11 +41,12 @@ def turn_text(turn: Turn) -> str:
 def holds_normalised(turn: Turn, answers: Sequence[str], grammar: Grammar) -> bool:
     """Whether a closed result block of the turn's text, its frame included, holds a normalised accepted answer.
 
-    A block that the model wrote counts too; an accepted answer that is blank is held by nothing.
+    A block that the model wrote counts too; an accepted answer that is blank is held by nothing. Both are compared
+    unescaped.
     """
     blocks = re.findall(f"<{grammar.result}>(.*?)</{grammar.result}>", turn_text(turn), re.DOTALL)
-    wanted = [form for answer in answers if (form := normalise(escape_tags(answer)))]
-    return any(form in normalise(block) for block in blocks for form in wanted)
+    wanted = [form for answer in answers if (form := normalise(unescape(answer)))]
+    return any(form in normalise(unescape(block)) for block in blocks for form in wanted)
 
 
 def outcome_format(transcript: Transcript, grammar: Grammar) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from turncredit.config.algorithm import Content
 from turncredit.data.questions import read_split
 from turncredit.tasks.plugin import TaskPlugin
 from turncredit.tasks.search import open_services
@@ -18,8 +19,13 @@ def make_task(config: ToolSearchConfig) -> SearchTask:
     return SearchTask(config, RULES)
 
 
+def make_reward(_: ToolSearchConfig, content: Content, values: ToolRewards) -> ToolReward:
+    """The reward function of the two-turn task."""
+    return ToolReward(content, values)
+
+
 TASK = TaskPlugin(
-    name="tool_search", config=ToolSearchConfig, rewards=ToolRewards, make_task=make_task, make_reward=ToolReward,
+    name="tool_search", config=ToolSearchConfig, rewards=ToolRewards, make_task=make_task, make_reward=make_reward,
     open_services=open_services, read_items=read_split, tags=("tool", "result", "reasoning", "answer"),
     metrics=METRICS, components=COMPONENTS, columns={"hops": "count", "prediction": "text"},
     demonstrations=DEMONSTRATIONS)

@@ -33,7 +33,7 @@ def attempts(turns: Sequence[Turn]) -> list[int]:
 def tool_execution(turns: Sequence[Turn], value: float = 0.2) -> float:
     """``value`` times the share of attempted calls that were executed; 0 without an attempt."""
     calls = attempts(turns)
-    return value * sum(executed(turns[k], TOOL) for k in calls) / len(calls) if calls else 0.0
+    return value * sum(executed(turns[k]) for k in calls) / len(calls) if calls else 0.0
 
 
 def search_answer(turns: Sequence[Turn], answers: Sequence[str], value: float = 0.5) -> float:
@@ -115,7 +115,8 @@ class ToolReward:
     - ``merged``: the sum of all six, paid as R^O; every R^I is 0,
     - ``full``: all six; a turn's R^I is what it adds to the two intermediate functions of the turns so far.
 
-    With one call, the turn that called earns all of R^I; with several, the turns' shares sum to the
+    The last turn earns no R^I, whatever ended the episode: a result that did not fit the context was never seen. With
+    one call, the turn that called earns all of R^I; with several, the turns' shares sum to the
     episode's value. It never depends on later turns, so it is the same in all leaves of a tree that share
     the turn. The format metric is strict: every turn is one reasoning and one action and nothing else, and
     each call was executed.
@@ -126,12 +127,12 @@ class ToolReward:
 
     def __call__(self, transcript: Transcript, item: Question) -> Rewards:
         """Judge one episode; without an answer the answer components are 0, the XML ones still count."""
-        v, answers, turns = self.values, item.answers, transcript.turns
+        v, answers, turns, before_last = self.values, item.answers, transcript.turns, transcript.turns[:-1]
         prediction = given_answer(transcript, TOOL)
         texts = [turn.text for turn in turns]
         intermediate = {
-            "tool_execution": tool_execution(turns, v.tool_execution),
-            "search_answer": search_answer(turns, answers, v.search_answer),
+            "tool_execution": tool_execution(before_last, v.tool_execution),
+            "search_answer": search_answer(before_last, answers, v.search_answer),
         }
         outcome = {
             "answer_presence": answer_presence(prediction, answers, v.answer_presence),
@@ -139,8 +140,8 @@ class ToolReward:
             "xml_format": xml_format(texts, v.xml_format),
             "xml_tags": xml_tags(texts, v.xml_tags),
         }
-        so_far = [intermediate_reward(turns[:k], answers, v) for k in range(len(turns) + 1)]
-        shares_K = tuple(after - before for before, after in pairwise(so_far))
+        so_far = [intermediate_reward(turns[:k], answers, v) for k in range(len(turns))]
+        shares_K = (*(after - before for before, after in pairwise(so_far)), 0.0)
         match self.content:
             case "outcome":
                 intermediate_K, paid = (0.0,) * len(turns), sum(outcome.values())
@@ -157,7 +158,7 @@ class ToolReward:
                 "answer_correct": exact_match_reward(prediction, answers), "f1": f1(prediction, answers),
                 "format_correct": float(episode_format(transcript, TOOL)),
                 "retrieval_correct": float(any(retrieved(turn, answers) for turn in turns)),
-                "searches": sum(executed(turn, TOOL) for turn in turns),
+                "searches": sum(executed(turn) for turn in turns),
             },
             components=intermediate | outcome,
             columns={"hops": item.hops, "prediction": prediction})
