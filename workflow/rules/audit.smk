@@ -1,6 +1,6 @@
 # The audit, the opening of the report, and the rules that copy results into the shipped folders.
 
-HEADLINE_FIGURE = "fig3_all_arms"  # on the report's opening page and in README
+HEADLINE_FIGURE = "learning"  # on the report's opening page and in README
 
 
 rule audit_table:

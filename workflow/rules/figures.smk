@@ -8,6 +8,7 @@ for _name, _uses in FIGURES.items():
             f"figure_{_name}"
         input:
             runs=lambda w, uses=_uses: RUNS[w.scale].page_inputs(uses),
+            reported=REPORTED,
             code=REPORTING,
         output:
             pdf=f"figures/{{scale}}/{_name}.pdf",

@@ -65,11 +65,12 @@ def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: 
     from turncredit.reporting.catalogue import FIGURES, check_folders
     from turncredit.reporting.figures.builders import draw
     from turncredit.reporting.figures.style import save
+    from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
 
     settings = scale_at(scale, root)
     check_folders(f"figure {name}", FIGURES.get(name, ()), folders or [], settings, root, f"figures/{scale}/{name}.pdf")
-    drawn, data = draw(name, read_folders(folders or (), settings), settings)
+    drawn, data = draw(name, read_folders(folders or (), settings), settings, read_reported(root / FOLDER))
     save(name, drawn, data, root / "figures" / scale)
 
 
@@ -82,7 +83,6 @@ def audit(folders: Folders = None,
     from turncredit.reporting.audit import audit as audit_of
     from turncredit.reporting.audit_page import save
     from turncredit.reporting.catalogue import UNTRAINED, check_folders
-    from turncredit.reporting.findings import findings
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
     from turncredit.reporting.scores import Results
@@ -92,11 +92,12 @@ def audit(folders: Folders = None,
     check_folders("audit", [UNTRAINED, *settings.experiments], folders or [], settings, root,
                   f"audit --config scale={scale}")
     runs = read_folders(folders or (), settings)
-    entries, sentences = audit_of(runs, settings, read_reported(root / FOLDER)), findings(Results(settings, runs))
+    reported, results = read_reported(root / FOLDER), Results(settings, runs)
+    entries = audit_of(runs, settings, reported)
     output = root / "paper_tables" / scale
     save(entries, settings, output)
-    write_text(output / "headline.txt", terminal_summary(entries, sentences, settings))
-    write_text(output / "report.rst", report_section(entries, sentences, settings, picture))
+    write_text(output / "headline.txt", terminal_summary(entries, results, reported))
+    write_text(output / "report.rst", report_section(entries, results, reported, picture))
 
 
 @reports.command(rich_help_panel=PANEL)
@@ -114,20 +115,20 @@ def headline(scale: ScaleName = "mini", root: Root = Path()) -> None:
 @reports.command(rich_help_panel=PANEL)
 def readme(folders: Folders = None, pictures: Annotated[list[str] | None, typer.Option("--picture")] = None,
            scale: ScaleName = "mini", root: Root = Path()) -> None:
-    """Write the results section of the README from collected runs."""
+    """Write the results sections of README.md and docs/EXPERIMENTS.md from collected runs."""
     from turncredit.reporting.audit import audit as audit_of
     from turncredit.reporting.catalogue import UNTRAINED, check_folders
-    from turncredit.reporting.findings import findings
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
     from turncredit.reporting.scores import Results
-    from turncredit.reporting.summary import readme_section, update_readme
+    from turncredit.reporting.summary import experiments_section, readme_section, update_section
 
     settings = scale_at(scale, root)
     check_folders("readme", [UNTRAINED, *settings.experiments], folders or [], settings, root,
                   f"readme --config scale={scale}", complete=True)
     shown = [(Path(path).stem.replace("_", " "), path) for path in pictures or ()]
-    runs = read_folders(folders or (), settings)
-    entries = audit_of(runs, settings, read_reported(root / FOLDER))
-    section = readme_section(entries, findings(Results(settings, runs)), settings, shown)
-    update_readme(root / "README.md", section)
+    runs, reported = read_folders(folders or (), settings), read_reported(root / FOLDER)
+    results = Results(settings, runs)
+    entries = audit_of(runs, settings, reported)
+    update_section(root / "README.md", readme_section(entries, results, reported, shown))
+    update_section(root / "docs/EXPERIMENTS.md", experiments_section(results, reported))

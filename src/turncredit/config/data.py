@@ -96,7 +96,7 @@ class WarmStartConfig(StrictModel):
     attempts: int = Field(1, ge=1, le=SEEDS_PER_BASE)  # warm starts that a base policy may try
     gates: dict[str, Limits] = Field(default={})  # limits of measured difficulty; none: the first attempt is taken
     batch: int = Field(48, ge=1)  # demonstrations an optimiser step
-    expert_steps: int = Field(1200, ge=1)  # of the expert policy, the ceiling of every arm
+    expert_steps: int = Field(1200, ge=1)  # of the expert policy, which is trained on demonstrations
     degraded_steps: int = Field(300, ge=1)  # from the expert policy to a task's initial policy
     one_hop_epochs: int = Field(4, ge=0)  # passes over the one-hop questions before all of them
     expert_learning_rate: float = Field(3e-3, gt=0)

@@ -2,7 +2,7 @@
 
 The paper starts from Qwen2.5-7B. At laptop scale a small model that is made here plays its role. It
 learns its skills (to read a passage, to write the next query) from correct demonstrations; this gives
-the *expert* policy, the ceiling for RL training. A short training on degraded
+the *expert* policy, a yardstick for RL training. A short training on degraded
 demonstrations then gives it bad habits; this gives a task's *initial* policy, where all arms start.
 """
 

@@ -14,30 +14,36 @@ from turncredit.errors import ConfigError
 
 UNTRAINED = "untrained"  # pseudo-experiment: evaluations of policies that were not trained here
 
-FIGURES: dict[str, tuple[str, ...]] = {
+FACTORIAL = ("factorial", "placement", "readings")  # experiments whose arms cross factors
+
+FIGURES: dict[str, tuple[str, ...]] = {  # those that show most come first
+    "learning": ("search",),
+    "fig5_validation": ("search",),
+    "fig5_all_arms": ("search",),
+    "differences": ("search", UNTRAINED),
+    "effects": (*FACTORIAL, UNTRAINED),
+    "final_scores": ("search",),
     "fig1_tool_use": ("two_turn",),
     "fig3_training_dynamics": ("search",),
     "fig3_all_arms": ("search",),
     "fig4_ablations": ("ablation",),
-    "fig5_validation": ("search",),
-    "fig5_all_arms": ("search",),
     "fig9_reward_components": ("two_turn",),
     "fig10_grpo_or": ("two_turn",),
     "fig11_grpo_mr": ("two_turn",),
     "fig12_mt_grpo": ("two_turn",),
-    "placement_effect": ("placement",),
-    "final_scores": ("search",),
     "episodes": ("search",),
 }
 
 TABLES: dict[str, tuple[str, ...]] = {
+    "outcomes": ("search", UNTRAINED),
+    "effects": (*FACTORIAL, UNTRAINED),
+    "budget": ("search", "two_turn", "ablation", *FACTORIAL),
     "table1_granularity": (),
     "table2_answer": ("search", UNTRAINED),
     "table2_format": ("search", UNTRAINED),
     "table5_two_turn": ("two_turn", UNTRAINED),
     "search_summary": ("search",),
     "ablation": ("ablation",),
-    "placement": ("placement",),
 }
 
 

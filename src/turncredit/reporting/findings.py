@@ -1,127 +1,273 @@
-"""Findings of the search experiment in sentences: which arms are separated, which learn fastest, which collapsed.
+"""Findings in sentences, computed from the runs: what learns fastest, what each factor changes, what is undecided.
 
-Every sentence is computed from the runs. Two arms are *separated* if the 95 % interval of their difference excludes 0.
+Every sentence is built by a small function from samples or estimates; sentences about experiments that were not run
+are left out. Two arms are *separated* if p ≤ 0.05 after Holm's method over all pairs of arms of an outcome.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from turncredit.reporting import statistics
-from turncredit.reporting.claim_scores import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed, windowed_curve
-from turncredit.reporting.inference import Array
-from turncredit.reporting.scores import ArmRuns, Results
+from turncredit.reporting import samples as compare
+from turncredit.reporting.arm_labels import changes_of
+from turncredit.reporting.catalogue import FACTORIAL
+from turncredit.reporting.claims import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed
+from turncredit.reporting.differences import differences
+from turncredit.reporting.factor_effects import main_effects
+from turncredit.reporting.outcomes import (
+    AREA,
+    EARLY_FORMAT,
+    EARLY_SEARCHES,
+    FORMAT,
+    MATCH,
+    PRIMARY,
+    STEPS,
+    Outcome,
+    measured,
+    on_set,
+)
+from turncredit.reporting.reported import Reported
+from turncredit.reporting.samples import Pair, Sample, excludes_zero, within
+from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import number
 
-EXPERIMENT = "search"
-FIRST_THIRD = (0.0, 1 / 3)  # of the training steps
-_SEPARATED = ("Two arms are *separated* if the 95% interval of their difference excludes 0. The pairs were not chosen "
-              "in advance: about 1 in 20 would be separated by chance.")
-SPEEDS = {"answer_correct": ("Exact match", "exact match"), "format_correct": ("The format", "format correctness")}
+SEARCH = "search"
+DEFINITIONS = ("*Separated*: p ≤ 0.05 after Holm's method over all pairs of arms of an outcome. *Changes*: the 95% "
+              "interval excludes 0, not corrected for the number of outcomes. *Within the margin*: the interval lies "
+              "within it. *Undecided*: none of these.")
+_SHORT = {"area": "area", "steps_to_half": "steps to half", "exact_match": "exact match", "format": "format",
+          "searches": "searches", "early_searches": "early searches", "early_format": "early format"}
 
 
-def findings(results: Results) -> list[str]:
-    """Sentences on final scores, learning speed and collapse; empty without runs.
+def headline(results: Results, reported: Reported) -> list[str]:
+    """The findings in few sentences, for README and the terminal; empty without runs of search.
 
     Raises:
         DataError: the runs' files lack a metric or data set.
     """
-    arms = results.arms(EXPERIMENT)
-    if not arms:
+    if not results.arms(SEARCH):
         return []
-    sentences = [_SEPARATED if len(arms) > 1 else "", _final(arms, results)]
-    sentences += [_speed(results, arms, metric) for metric in SPEEDS]
-    sentences.append(_collapse(arms, results.scale.in_domain))
-    return [*filter(None, sentences)]
+    found = {outcome: measured(outcome, results, SEARCH) for outcome in PRIMARY}
+    effects = {name: factor_estimates(results, name, (AREA, MATCH, FORMAT)) for name in FACTORIAL}
+    return [*filter(None, [
+        leader(found[AREA], AREA), pairs_decided({outcome: compare.pairs(arms) for outcome, arms in found.items()}),
+        beside_the_paper(results, reported),
+        *(in_brief(f"main effects in `{name}`", estimates) for name, estimates in effects.items()),
+        in_brief("changes of one setting of MT-PPO", ablation_estimates(results, PRIMARY)), collapses(results)])]
 
 
-def early_scores(arms: Mapping[str, ArmRuns], metric: str) -> dict[str, Array]:
-    """``score_S_1`` of each arm: a training metric (sampled episodes), averaged over the first third of the steps.
+def findings(results: Results, reported: Reported) -> dict[str, list[str]]:
+    """All findings under headings; empty headings are left out.
 
-    Arms without training metrics are left out.
+    Raises:
+        DataError: the runs' files lack a metric or data set.
     """
-    scores: dict[str, Array] = {}
-    for name, runs in arms.items():
-        try:
-            scores[name] = windowed_curve(runs, metric, FIRST_THIRD).mean(axis=1, keepdims=True)
-        except NotMeasured:
-            continue
-    return scores
+    inside = {outcome: measured(outcome, results, SEARCH) for outcome in (*PRIMARY, EARLY_FORMAT, EARLY_SEARCHES)}
+    outside = {dataset: measured(on_set(dataset), results, SEARCH) for dataset in results.scale.out_of_domain}
+    two = {outcome: measured(outcome, results, "two_turn") for outcome in (AREA, STEPS, MATCH)}
+    sections = {
+        "Speed": [leader(inside[AREA], AREA), *(ranking(inside[outcome], outcome) for outcome in (
+            AREA, STEPS, EARLY_FORMAT, EARLY_SEARCHES))],
+        "Final scores on the training domain": [
+            *(ranking(inside[outcome], outcome) for outcome in PRIMARY[2:]),
+            pairs_decided({outcome: compare.pairs(inside[outcome]) for outcome in PRIMARY}),
+            beside_the_paper(results, reported), *above_the_expert(results)],
+        "Other data sets": [data_set(dataset, samples) for dataset, samples in outside.items()],
+        "Content, placement, sampling, reading": factor_sentences(results),
+        "Search cost and turn limit": ablation_sentences(results, (*PRIMARY, EARLY_SEARCHES)),
+        "Two turns": [ranking(samples, outcome) for outcome, samples in two.items()],
+        "Collapse": [collapses(results)]}
+    return {title: kept for title, found in sections.items() if (kept := [*filter(None, found)])}
 
 
-def separated_pairs(samples: Mapping[str, Array]) -> list[tuple[str, str, Estimate]]:
-    """Pairs (higher arm, lower arm, difference) whose interval excludes 0, the largest difference first."""
-    pairs: list[tuple[str, str, Estimate]] = []
-    for one, other in itertools.combinations(samples, 2):
-        gap = statistics.difference(samples[one], samples[other])
-        if gap.low is not None and gap.low > 0:
-            pairs.append((one, other, gap))
-        elif gap.high is not None and gap.high < 0:
-            pairs.append((other, one, statistics.difference(samples[other], samples[one])))
-    return sorted(pairs, key=lambda pair: -pair[2].value)
-
-
-def _separation(samples: Mapping[str, Array]) -> str:
-    """How many pairs of arms are separated, and the largest difference."""
-    if min(len(sample) for sample in samples.values()) < 2:
-        return "some arms have a single seed, so no interval"
-    count, pairs = len(samples) * (len(samples) - 1) // 2, separated_pairs(samples)
-    if not pairs:
-        return f"none of the {count} pairs of arms is separated"
-    high, low, gap = pairs[0]
-    return f"{len(pairs)} of {count} pairs of arms are separated, most of all {high} − {low}: {_interval(gap)}"
-
-
-def _final(arms: Mapping[str, ArmRuns], results: Results) -> str:
-    def samples(datasets: Sequence[str]) -> dict[str, Array]:
-        return {name: runs.final("answer_correct", datasets) for name, runs in arms.items()}
-
-    if len(arms) < 2:
+def leader(samples: Mapping[str, Sample], outcome: Outcome) -> str:
+    """Which arm leads, and which arms are not separated from it."""
+    if len(samples) < 2:
         return ""
-    return (f"Final exact match: over all test sets {_separation(samples(results.datasets))}; on the training domain "
-            f"({', '.join(results.scale.in_domain)}) {_separation(samples(results.scale.in_domain))}.")
+    best = max(samples, key=lambda name: outcome.sign * samples[name].value)
+    near = compare.tied(samples, best)
+    rest = ("separated from every other arm" if not near else "separated from no other arm"
+            if len(near) == len(samples) - 1 else f"not separated from {', '.join(near)}")
+    return (f"Exact match is learnt fastest by {best} ({outcome.words}, step 0 left out: "
+            f"{number(samples[best].value)}), {rest}.")
 
 
-def _speed(results: Results, arms: Mapping[str, ArmRuns], metric: str) -> str:
-    scores = early_scores(arms, metric)
-    if len(scores) < 2:
+def ranking(samples: Mapping[str, Sample], outcome: Outcome) -> str:
+    """Means of all arms, the best first (the largest, where neither is best), and the separated pairs."""
+    if len(samples) < 2:
         return ""
-    order = sorted(scores, key=lambda name: -float(scores[name].mean()))
-    ranking = ", ".join(f"{name} {number(float(scores[name].mean()))}" for name in order)
-    subject, words = SPEEDS[metric]
-    return (f"{subject} is learnt fastest by {_fastest(results, order)}. Mean {words} of the sampled "
-            f"episodes over the first third of training: {ranking}; {_separation(scores)}.")
+    order = sorted(samples, key=lambda name: -(outcome.sign or 1) * samples[name].value)
+    means = ", ".join(f"{name} {number(samples[name].value, outcome.digits)}" for name in order)
+    apart = separation(compare.pairs(samples), outcome.digits)
+    return f"{outcome.words[0].upper()}{outcome.words[1:]}: {means}; {apart}."
 
 
-def _fastest(results: Results, order: Sequence[str]) -> str:
-    """The kind of arm that leads a ranking if its arms fill the first places, else the first arm."""
-    algorithms = {name: results.scale.run(EXPERIMENT, name, 0).algorithm for name in order}
-    kinds: dict[str, Callable[[str], bool]] = {
-        "the outcome-only arms": lambda name: algorithms[name].content == "outcome",
-        "the merged-reward arms": lambda name: algorithms[name].content == "merged",
-        "the per-turn arms": lambda name: algorithms[name].placement == "per_turn"}
-    for words, belongs in kinds.items():
-        members = {name for name in order if belongs(name)}
-        if len(members) > 1 and {*order[:len(members)]} == members:
-            return words
-    return order[0]
+def separation(pairs: Sequence[Pair], digits: int = 3) -> str:
+    """How many pairs are separated, and the most different of them."""
+    apart = [pair for pair in pairs if pair.separated]
+    if not apart:
+        return f"none of {len(pairs)} pairs is separated"
+    first, verb = apart[0], "is" if len(apart) == 1 else "are"
+    return (f"{len(apart)} of {len(pairs)} pairs {verb} separated, most of all {first.high} − {first.low}: "
+            f"{interval(first.gap, digits)}")
 
 
-def _collapse(arms: Mapping[str, ArmRuns], datasets: Sequence[str]) -> str:
+def pairs_decided(pairs: Mapping[Outcome, Sequence[Pair]]) -> str:
+    """For each outcome how many pairs are separated, and how many of the others are within the margin."""
+    parts = []
+    for outcome, found in pairs.items():
+        apart = [pair for pair in found if pair.separated]
+        near = [pair for pair in found if not pair.separated and within(pair.gap, outcome.margin)]
+        if found:
+            parts.append(f"{_SHORT[outcome.key]} {len(apart)} / {len(near)} / {len(found) - len(apart) - len(near)}")
+    total = max((len(found) for found in pairs.values()), default=0)
+    return ("Pairs of arms that are separated (p ≤ 0.05 after Holm's method) / within the margin / undecided, of "
+            f"{total}: {', '.join(parts)}." if parts else "")
+
+
+def changes(subject: str, estimates: Mapping[Outcome, Estimate]) -> str:
+    """What a change of one setting does: outcomes that it changes, those within the margin, and undecided ones."""
+    changed = [f"{_SHORT[outcome.key]} by {interval(found, outcome.digits)}"
+               for outcome, found in estimates.items() if excludes_zero(found)]
+    near = [_SHORT[outcome.key] for outcome, found in estimates.items()
+            if not excludes_zero(found) and within(found, outcome.margin)]
+    open_ = [_SHORT[outcome.key] for outcome, found in estimates.items()
+             if not excludes_zero(found) and not within(found, outcome.margin)]
+    parts = [f"changes {_joined(changed)}" if changed else "changes nothing for certain",
+             f"within the margin: {', '.join(near)}" if near else "", f"undecided: {', '.join(open_)}" if open_ else ""]
+    return f"{subject} {'; '.join(filter(None, parts))}."
+
+
+def in_brief(title: str, estimates: Mapping[str, Mapping[Outcome, Estimate]]) -> str:
+    """All effects whose interval excludes 0, and how many of the others are within the margin."""
+    everything = [(outcome, found) for by_outcome in estimates.values() for outcome, found in by_outcome.items()]
+    clear = {subject: [f"{_SHORT[outcome.key]} {interval(found, outcome.digits)}"
+                       for outcome, found in by_outcome.items() if excludes_zero(found)]
+             for subject, by_outcome in estimates.items()}
+    shown = "; ".join(f"{subject}: {', '.join(parts)}" for subject, parts in clear.items() if parts)
+    count = sum(len(parts) for parts in clear.values())
+    near = sum(not excludes_zero(found) and within(found, outcome.margin) for outcome, found in everything)
+    return (f"Of {len(everything)} {title} the 95% interval of {count} excludes 0{': ' if shown else ''}{shown}. "
+            f"Of the others {near} are within the margin, {len(everything) - count - near} undecided."
+            if everything else "")
+
+
+def factor_estimates(results: Results, experiment: str,
+                     outcomes: tuple[Outcome, ...] = PRIMARY) -> dict[str, dict[Outcome, Estimate]]:
+    """The main effects of each factor of an experiment."""
+    found: dict[str, dict[Outcome, Estimate]] = {}
+    for effect in main_effects(results, experiment, outcomes):
+        found.setdefault(effect.name, {})[effect.outcome] = effect.estimate
+    return found
+
+
+def factor_sentences(results: Results) -> list[str]:
+    """One sentence for each factor of each experiment that crosses factors."""
+    return [changes(f"{name[0].upper()}{name[1:]} (`{experiment}`)", estimates)
+            for experiment in FACTORIAL for name, estimates in factor_estimates(results, experiment).items()]
+
+
+def ablation_sentences(results: Results, outcomes: Iterable[Outcome]) -> list[str]:
+    """One sentence for each arm of the ablation: what its setting changes against the first arm's."""
+    return [changes(words, found) for words, found in ablation_estimates(results, outcomes).items()]
+
+
+def ablation_estimates(results: Results, outcomes: Iterable[Outcome]) -> dict[str, dict[Outcome, Estimate]]:
+    """Differences of each arm of the ablation from the first arm."""
+    words = changes_of(results.scale, "ablation")
+    reference = next(iter(words), "")
+    estimates: dict[str, dict[Outcome, Estimate]] = {}
+    for outcome in outcomes:
+        samples = measured(outcome, results, "ablation")
+        for arm in samples:
+            if arm != reference and reference in samples:
+                estimates.setdefault(words[arm], {})[outcome] = compare.difference(samples[arm], samples[reference])
+    return estimates
+
+
+def data_set(dataset: str, samples: Mapping[str, Sample]) -> str:
+    """The range of exact match on a data set, and the separated pairs."""
+    if len(samples) < 2:
+        return ""
+    low, high = (function(samples, key=lambda name: samples[name].value) for function in (min, max))
+    return (f"`{dataset}`: exact match from {number(samples[low].value)} ({low}) to {number(samples[high].value)} "
+            f"({high}); {separation(compare.pairs(samples))}.")
+
+
+def above_the_expert(results: Results) -> list[str]:
+    """Arms whose mean exact match is above the expert policy's, by data set; the expert is no upper bound."""
+    expert = results.untrained("expert", SEARCH)
+    if expert is None or not results.arms(SEARCH):
+        return []
+    parts = []
+    for dataset in results.datasets:
+        level = float(expert.final("answer_correct", [dataset]).mean())
+        above = [arm for arm, found in measured(on_set(dataset), results, SEARCH).items() if found.value > level]
+        parts += [f"`{dataset}` ({number(level)}): {', '.join(above)}"] if above else []
+    return [f"Above the expert policy's exact match are on {'; '.join(parts)}."] if parts else [
+        "No arm's mean exact match is above the expert policy's on any data set."]
+
+
+def beside_the_paper(results: Results, reported: Reported) -> str:
+    """How many of the paper's differences lie in our intervals."""
+    gaps = [gap for gap in differences(results, SEARCH, reported) if gap.paper is not None]
+    inside = [gap for gap in gaps if gap.paper is not None and gap.estimate.low is not None
+              and gap.estimate.high is not None and gap.estimate.low <= gap.paper <= gap.estimate.high]
+    return (f"Of {len(gaps)} in-domain differences of exact match and format that the paper reports, {len(inside)} lie "
+            "in our 95% interval." if gaps else "")
+
+
+def collapses(results: Results) -> str:
+    """How many runs of search collapsed."""
     flags: list[float] = []
-    for runs in arms.values():
+    for runs in results.arms(SEARCH).values():
         try:
-            flags += collapsed(runs, "answer_correct", datasets).ravel().tolist()
+            flags += collapsed(runs, "answer_correct", results.scale.in_domain).ravel().tolist()
         except NotMeasured:
             continue
-    fall = (f"validation exact match ends below {COLLAPSE_SHARE:.0%} of its best value, and at least "
-            f"{COLLAPSE_LOSS} below it")
+    fall = f"validation ends below {COLLAPSE_SHARE:.0%} of its best, and at least {COLLAPSE_LOSS} below it"
     return f"Collapsed runs ({fall}): {int(sum(flags))} of {len(flags)}." if flags else ""
 
 
-def _interval(estimate: Estimate) -> str:
+def runs_in_words(results: Results) -> str:
+    """How many runs there are, of how many steps and tokens, and the code that made them."""
+    parts, revisions, steps, tokens, count = [], set(), set(), [], 0
+    for name in results.scale.experiments:
+        arms = results.arms(name)
+        if not arms or name not in results.runs:
+            continue
+        parts.append(f"`{name}` {len(arms)} arms of {_span([len(runs.seeds) for runs in arms.values()])}")
+        own = results.runs[name].manifests.values()
+        revisions |= {str(manifest.get("code_revision"))[:7] for manifest in own}
+        count += sum(arm not in results.scale.experiments[name].arms or
+                     results.scale.experiments[name].arms[arm].same_as is None
+                     for arm in (key.partition("/")[0] for key in results.runs[name].manifests))
+        for runs in arms.values():
+            if not runs.metrics.empty:
+                steps.add(runs.steps)
+                tokens += runs.metrics.loc[runs.metrics["step"] > 0].groupby("seed")["tokens_sampled"].mean().tolist()
+    return "" if not parts else (
+        f"{count} runs of {_span(steps)} steps (runs an arm: {', '.join(parts)}; arms may share runs), "
+        f"{min(tokens):,.0f} to {max(tokens):,.0f} sampled tokens a step, made at revision "
+        f"{', '.join(sorted(revisions))}.")
+
+
+def interval(estimate: Estimate, digits: int = 3) -> str:
+    """A number with its interval.
+
+    >>> interval(Estimate(-0.5, -0.75, -0.25, (3,)), 2)
+    '-0.50 [-0.75, -0.25]'
+    """
     bounds = "" if estimate.low is None or estimate.high is None else (
-        f" [{number(estimate.low)}, {number(estimate.high)}]")
-    return number(estimate.value) + bounds
+        f" [{number(estimate.low, digits)}, {number(estimate.high, digits)}]")
+    return number(estimate.value, digits) + bounds
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def _span(counts: Iterable[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""Writes the headline: six rows and the findings for README and report, and the summary for the terminal."""
+"""Writes the headline: primary outcomes and findings for README, report and terminal; and the findings' page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from turncredit.config.load import Scale
 from turncredit.errors import DataError
 from turncredit.files import write_text
 from turncredit.reporting.comparability import comparability
-from turncredit.reporting.entries import Entry
+from turncredit.reporting.findings import DEFINITIONS, findings, headline, interval, runs_in_words
+from turncredit.reporting.outcomes import PRIMARY, measured
+from turncredit.reporting.reported import Reported
+from turncredit.reporting.samples import mean
+from turncredit.reporting.scores import Results, seed_counts, sources
 from turncredit.reporting.tables.render import markdown_rows
 from turncredit.reporting.verdicts import Verdict
 
@@ -25,25 +29,18 @@ ARMS = {  # arm of search -> value_ids of its average exact match and format
     "PPO-OR": ("t2-ppo-or-search-r1-average-answer-correct", "t2-ppo-or-search-r1-average-format-correct"),
     "PPO-MR": ("t2-ppo-mr-search-r1-average-answer-correct", "t2-ppo-mr-search-r1-average-format-correct"),
     "MT-PPO": ("t2-mt-ppo-average-answer-correct", "t2-mt-ppo-average-format-correct")}
-HEADLINES = {  # value_id -> label in the terminal
-    **{ids[0]: f"{arm}, exact match" for arm, ids in ARMS.items()},
-    **{ids[1]: f"{arm}, format" for arm, ids in ARMS.items()},
-    **{f"t5-{arm.lower()}-exact-match": f"{arm}, two turns, exact match" for arm in ("GRPO-OR", "GRPO-MR", "MT-GRPO")},
-    **{f"t5-{arm.lower()}-tool-execution": f"{arm}, two turns, tool execution (0-0.2)"
-       for arm in ("GRPO-OR", "GRPO-MR", "MT-GRPO")}}
-_HEADER = ("arm", "exact match: paper", "ours", "format: paper", "ours", "seeds", "runs")
+_NUMBERS = ("arm", "exact match: paper", "ours", "verdict", "format: paper", "ours", "verdict")
 
 
-def terminal_summary(entries: Sequence[Entry], findings: Sequence[str], scale: Scale) -> str:
-    """The last lines of ``make reproduce``: our numbers beside the reported ones, findings, verdicts on the claims."""
-    values = _values(entries)
-    rows = [(label, values[key].reported, values[key].shown) for key, label in HEADLINES.items()
-            if key in values and values[key].ours is not None]
-    label_width, value_width = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
-    caveat = "" if comparability(scale).startswith("Comparable") else "; not comparable: other policy, data"
-    lines = [f"scale {scale.name}: reported | ours [95% interval over seeds]{caveat}"]
-    lines += [f"  {label:<{label_width}}  {reported:>{value_width}} | {ours}" for label, reported, ours in rows]
-    lines += ["findings:", *(f"  {sentence}" for sentence in findings)] if findings else []
+def terminal_summary(entries: Sequence[Entry], results: Results, reported: Reported) -> str:
+    """The last lines of ``make reproduce``: primary outcomes, findings, verdicts on the claims."""
+    rows = headline_rows(results)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [f"scale {results.scale.name}: mean [95% interval] on {_trained(results)}, {_runs(results)}"]
+    lines += ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+              for row in rows] if len(rows) > 1 else []
+    found = headline(results, reported)
+    lines += ["findings:", *(f"  {sentence}" for sentence in found)] if found else []
     lines.append("claims of the paper, tested on these runs:")
     for entry in entries:
         if entry.kind == "claim" and entry.verdict != "not run":
@@ -59,26 +56,36 @@ def verdict_counts(entries: Sequence[Entry], scale: Scale) -> str:
     return f"Verdicts on the paper's {len(verdicts)} claims at scale `{scale.name}`: {counts}."
 
 
-def readme_section(entries: Sequence[Entry], findings: Sequence[str], scale: Scale,
+def readme_section(entries: Sequence[Entry], results: Results, reported: Reported,
                    pictures: Sequence[tuple[str, str]] = ()) -> str:
-    """The README's results in Markdown: six rows, findings, verdict counts, pictures given as (alt text, path)."""
-    header, rows = headline_rows(entries)
-    parts = [_introduction(scale), markdown_rows([header, [":--"] * len(header), *rows]),
-             "\n".join(f"- {sentence}" for sentence in findings),
-             f"{verdict_counts(entries, scale)} Every comparison and reported number: "
-             f"[paper_tables/shipped/{scale.name}/audit.md](paper_tables/shipped/{scale.name}/audit.md).",
+    """The README's results in Markdown: outcomes, findings, verdict counts, pictures given as (alt text, path)."""
+    name = results.scale.name
+    parts = [_introduction(results), *(_markdown(rows) for rows in _tables(entries, results)),
+             "\n".join(f"- {sentence}" for sentence in headline(results, reported)),
+             f"{verdict_counts(entries, results.scale)} Every comparison and reported number: "
+             f"[paper_tables/shipped/{name}/audit.md](paper_tables/shipped/{name}/audit.md).",
              *(f"![{text}]({path})" for text, path in pictures)]
     return "\n\n".join(filter(None, parts))
 
 
-def report_section(entries: Sequence[Entry], findings: Sequence[str], scale: Scale, picture: Path | None) -> str:
+def experiments_section(results: Results, reported: Reported) -> str:
+    """All findings in Markdown, for docs/EXPERIMENTS.md."""
+    parts = [runs_in_words(results), DEFINITIONS]
+    for title, sentences in findings(results, reported).items():
+        parts.append("\n".join([f"**{title}**", "", *(f"- {sentence}" for sentence in sentences)]))
+    return "\n\n".join(filter(None, parts))
+
+
+def report_section(entries: Sequence[Entry], results: Results, reported: Reported, picture: Path | None) -> str:
     """The opening of the Snakemake report in reStructuredText; the picture (PNG) is embedded."""
-    header, rows = headline_rows(entries)
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([header, *rows])
-    lines = "\n".join(f"   {line}" for line in table.getvalue().splitlines())
-    parts = [_introduction(scale).replace("`", "``"), f".. csv-table::\n   :header-rows: 1\n\n{lines}",
-             "\n".join(f"- {sentence}" for sentence in findings), verdict_counts(entries, scale).replace("`", "``")]
+    parts = [_introduction(results).replace("`", "``")]
+    for rows in _tables(entries, results):
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows(rows)
+        lines = "\n".join(f"   {line}" for line in table.getvalue().splitlines())
+        parts.append(f".. csv-table::\n   :header-rows: 1\n\n{lines}")
+    parts += ["\n".join(f"- {sentence}".replace("`", "``") for sentence in headline(results, reported)),
+              verdict_counts(entries, results.scale).replace("`", "``")]
     if picture is not None:  # in short lines: docutils limits their length
         data = base64.encodebytes(picture.read_bytes()).decode().replace("\n", "\n   ").rstrip()
         parts.append(f".. raw:: html\n\n   <img alt=\"{picture.stem.replace('_', ' ')}\" style=\"max-width: 100%\" "
@@ -86,22 +93,30 @@ def report_section(entries: Sequence[Entry], findings: Sequence[str], scale: Sca
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def headline_rows(entries: Sequence[Entry]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and one row per arm: exact match and format averaged over test sets, reported and ours, seeds, runs.
+def headline_rows(results: Results) -> list[tuple[str, ...]]:
+    """Header and one row per arm of search: primary outcomes."""
+    arms = results.arms("search")
+    found = [measured(outcome, results, "search") for outcome in PRIMARY]
+    rows = [("arm", *(outcome.words for outcome in PRIMARY))]
+    for arm in arms:
+        ours = [interval(mean(by_arm[arm]), outcome.digits) if arm in by_arm else "not run"
+                for outcome, by_arm in zip(PRIMARY, found, strict=True)]
+        rows.append((arm, *ours))
+    return rows
 
-    Two columns of verdicts are added if any of these numbers is comparable with the paper's.
-    """
-    values, rows = _values(entries), []
+
+def comparable_rows(entries: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """Header and one row per arm: averages beside the paper's, with verdicts; empty if none is comparable."""
+    values = _values(entries)
     shown = {arm: tuple(values[key] for key in ids) for arm, ids in ARMS.items() if {*ids} <= {*values}}
-    judged = any(e.verdict not in ("not comparable", "not reported") for pair in shown.values() for e in pair)
-    for arm, pair in shown.items():
-        cells = [cell for e in pair for cell in (e.reported, e.shown if e.ours is not None else "not run")]
-        rows.append((arm, *cells, pair[0].seeds, pair[0].runs, *([e.verdict for e in pair] if judged else [])))
-    return (*_HEADER, *(("exact match: verdict", "format: verdict") if judged else ())), rows
+    if not any(e.verdict not in ("not comparable", "not reported") for pair in shown.values() for e in pair):
+        return []
+    return [_NUMBERS, *((arm, *(cell for e in pair for cell in (
+        e.reported, e.shown if e.ours is not None else "not run", e.verdict))) for arm, pair in shown.items())]
 
 
-def update_readme(path: Path, section: str) -> None:
-    """Replace the section between the markers of the README.
+def update_section(path: Path, section: str) -> None:
+    """Replace the section between the markers of a page.
 
     Raises:
         DataError: the file or a marker is missing, or the markers are in the wrong order.
@@ -109,7 +124,7 @@ def update_readme(path: Path, section: str) -> None:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}", "pass a README with the markers") from error
+        raise DataError(f"{path}: {error.strerror}", "pass a page with the markers") from error
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -118,9 +133,27 @@ def update_readme(path: Path, section: str) -> None:
     write_text(path, f"{before}{BEGIN}\n\n{section}\n\n{END}{after}")
 
 
-def _introduction(scale: Scale) -> str:
-    return (f"Scale `{scale.name}`: means over the test sets and seeds, with 95% bootstrap intervals over seeds. "
-            f"{comparability(scale)}. Differences between arms can be compared.")
+def _tables(entries: Sequence[Entry], results: Results) -> list[list[tuple[str, ...]]]:
+    return [rows for rows in (headline_rows(results), comparable_rows(entries)) if len(rows) > 1]
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    return markdown_rows([rows[0], [":--"] * len(rows[0]), *rows[1:]])
+
+
+def _introduction(results: Results) -> str:
+    return (f"Scale `{results.scale.name}`: means on {_trained(results)} with 95% intervals over runs "
+            f"({_runs(results)}). {comparability(results.scale)}. Differences between arms can be compared.")
+
+
+def _runs(results: Results) -> str:
+    arms = results.arms("search").values()
+    return f"{seed_counts(arms)} an arm, {sources(arms)}"
+
+
+def _trained(results: Results) -> str:
+    return " and ".join(f"`{name}`" for name in results.scale.experiments["search"].train_on
+                        ) if "search" in results.scale.experiments else "the training sets"
 
 
 def _values(entries: Sequence[Entry]) -> dict[str, Entry]:

@@ -1,159 +1,90 @@
-"""Draws final scores with intervals: the 2 x 2 design of content and placement, and all arms of search."""
+"""Draws final scores of all arms of search: one panel a data set, a mean with its interval, and every run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from turncredit.reporting import statistics
+from turncredit.reporting import samples
 from turncredit.reporting.figures import style
 from turncredit.reporting.figures.learning_curves import provenance
-from turncredit.reporting.placement_effects import contrasts, placement_arms
-from turncredit.reporting.scores import METRIC_LABELS, Results
-from turncredit.reporting.statistics import Estimate
+from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results
 
-_PLACEMENTS = ("delayed", "per_turn")
-_CONTENTS = ("retrieval", "full")
-
-
-def placement_effect(results: Results) -> tuple[Figure, pd.DataFrame]:
-    """Draw exact match and format of the four arms, and the effects of placement, content and both.
-
-    Returns:
-        the figure and its data: panel, item, placement, value, low, high, seeds.
-    """
-    with style.applied():
-        figure, axes = style.new_figure(2, 2, 7.2, 4.6)
-        records: list[dict[str, object]] = []
-        for metric, (left, right) in zip(("answer_correct", "format_correct"), axes, strict=True):
-            records += _cells(left, results, metric) + _effects(right, results, metric)
-        style.head(figure, "Placement and content of the reward (critic baseline), final scores over all test sets\n"
-                   "points: mean over seeds; bars: 95% bootstrap interval over seeds",
-                   [(content, f"{content} content{_seeds(results, content)}") for content in _CONTENTS])
-        style.footer(figure, provenance(results, "placement", results.arm_names("placement")))
-    return figure, pd.DataFrame(records, columns=["panel", "item", "placement", "value", "low", "high", "seeds"])
+_METRICS = ("answer_correct", "format_correct")
+_FIRST, _STEP, _DEEPEST = 0.2, 0.09, 0.62  # of a stack of runs below its arm, in rows
 
 
 def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
-    """Draw the interquartile mean of every arm of search, in-domain and out-of-domain, with a tick for each seed.
+    """Draw exact match and format of every arm of search on each data set.
 
     Returns:
-        the figure and its data: panel, arm, series (IQM or seed), value, low, high, seeds.
+        the figure and its data: panel, arm, series (mean or run), value, low, high.
     """
-    names = results.arm_names("search")
-    domains = (("in-domain", results.scale.in_domain), ("out-of-domain", results.scale.out_of_domain))
+    names, arms = results.arm_names("search"), results.arms("search")
+    datasets = results.datasets
     with style.applied():
-        figure, axes = style.new_figure(2, 2, 7.2, 4.4, sharey=True)
+        figure, axes = style.new_figure(len(_METRICS), max(len(datasets), 1), 1.4 + 1.45 * len(datasets), 5.2,
+                                        sharey=True)
         records: list[dict[str, object]] = []
-        for metric, line in zip(("answer_correct", "format_correct"), axes, strict=True):
-            for (title, datasets), ax in zip(domains, line, strict=True):
-                ax.set_title(f"{METRIC_LABELS[metric]}, {title}\n{', '.join(datasets)}")
-                panel = f"{METRIC_LABELS[metric]}, {title}"
-                records += [{"panel": panel, **record} for record in _arms(ax, results, names, metric, datasets)]
-        seed = Line2D([], [], color=style.GREY, marker="|", linestyle="")
+        for metric, line in zip(_METRICS, axes, strict=True):
+            for dataset, ax in zip(datasets, line, strict=True):
+                mark = "†" if dataset in results.scale.in_domain else ""
+                ax.set_title(f"{dataset}{mark}")
+                panel = f"{METRIC_LABELS[metric]}, {dataset}"
+                records += [{"panel": panel, **found} for found in _arms(ax, arms, names, metric, dataset)]
+                ax.set_xlabel(METRIC_LABELS[metric])
+            line[0].set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].seeds)})" if n in arms else n
+                                                   for n in names])
+        run = Line2D([], [], color=style.GREY, marker="o", markersize=2, linestyle="")
         found = Line2D([], [], color=style.GREY, marker="o")
-        style.head(figure, "Search: final scores of all arms", [],
-                   [(found, "interquartile mean over seeds (the tables show means), 95% bootstrap interval"),
-                    (seed, "one seed")])
+        style.head(figure, "Search: final scores of all arms on each data set († trained on)", [],
+                   [(found, "mean over runs, 95% interval"), (run, "one run; equal scores are stacked")])
         style.footer(figure, provenance(results, "search", names))
-    return figure, pd.DataFrame(records, columns=["panel", "arm", "series", "value", "low", "high", "seeds"])
+    return figure, pd.DataFrame(records, columns=["panel", "arm", "series", "value", "low", "high"])
 
 
-def _arms(ax: Axes, results: Results, names: Sequence[str], metric: str,
-          datasets: Sequence[str]) -> list[dict[str, object]]:
-    """One row per arm: the interquartile mean with its interval, and the seeds below it."""
-    import seaborn  # slow to load
-
-    arms = results.arms("search")
+def _arms(ax: Axes, arms: Mapping[str, ArmRuns], names: Sequence[str], metric: str,
+          dataset: str) -> list[dict[str, object]]:
+    """One row per arm: the mean with its interval, and the runs below it."""
     records: list[dict[str, object]] = []
+    looks = style.looks(names)
     for row, name in enumerate(names):
         if name not in arms:
-            ax.text(0.5, row, "not run", transform=ax.get_yaxis_transform(), ha="center", va="center", color=style.GREY,
-                    fontsize=7)
+            ax.text(0.5, row, "not run", transform=ax.get_yaxis_transform(), ha="center", va="center",
+                    color=style.GREY, fontsize=7)
             continue
-        score_S_D = arms[name].final(metric, datasets)
-        found, run_S = statistics.iqm(score_S_D), np.sort(score_S_D.mean(axis=1))
-        seaborn.stripplot(x=run_S, y=np.full(len(run_S), row + 0.28), orient="h", native_scale=True, jitter=False,
-                          marker="|", color=style.GREY, size=5, linewidth=1, ax=ax)
-        _interval(ax, found, row, style.look(name))
-        records.append({"arm": name, "series": "IQM", **_numbers(found)})
-        records += [{"arm": name, "series": "seed", "value": value} for value in run_S]
-    ax.set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].runs)})" if n in arms else n for n in names])
-    ax.set_ylim(len(names) - 0.4, -0.6)
-    ax.margins(x=0.08)
-    ax.set_xlabel("score")
+        sample, look = samples.final(arms[name], metric, [dataset]), looks[name]
+        found, runs = samples.mean(sample), sorted(sample.run_S.tolist())
+        if found.low is not None and found.high is not None:
+            ax.plot([found.low, found.high], [row, row], color=look.colour)
+        ax.plot(found.value, row, color=look.colour, marker=look.marker, markersize=4.5)
+        ax.plot(runs, [row + depth for depth in stacked(runs)], color=style.GREY, marker="o", markersize=1.8,
+                linestyle="", alpha=0.8)
+        records.append({"arm": name, "series": "mean", "value": found.value, "low": found.low, "high": found.high})
+        records += [{"arm": name, "series": "run", "value": value} for value in runs]
+    ax.set_ylim(len(names) - 0.2, -0.5)
+    ax.margins(x=0.1)
     style.few_ticks(ax, "x")
     return records
 
 
-def _seeds(results: Results, content: str) -> str:
-    """Seeds of the arms with this content, for the legend; "" if none was run."""
-    counts = {len(found.runs) for (own, _), found in placement_arms(results).items() if own == content and found}
-    return f" (n = {', '.join(map(str, sorted(counts)))})" if counts else ""
+def stacked(values: Sequence[float]) -> list[float]:
+    """Depth below its row of each of some sorted scores; equal scores lie below one another.
 
-
-def _cells(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
-    """The four arms: placement on the axis, one line per content."""
-    word = METRIC_LABELS[metric]
-    ax.set_title(f"{word} of the four arms")
-    arms = placement_arms(results)
-    records: list[dict[str, object]] = []
-    for shift, content in zip((-0.04, 0.04), _CONTENTS, strict=True):
-        look = style.look(content)
-        points = []
-        for place, placement in enumerate(_PLACEMENTS):
-            found = arms.get((content, placement))
-            if found is not None:
-                score = statistics.mean(found.final(metric, results.datasets))
-                points.append((place + shift, score))
-                records.append({"panel": word, "item": f"{content} content", "placement": placement, **_numbers(score)})
-        ax.plot([x for x, _ in points], [s.value for _, s in points], color=look.colour, linewidth=1)
-        for x, score in points:
-            ax.plot(x, score.value, color=look.colour, marker=look.marker)
-            if score.low is not None and score.high is not None:
-                ax.plot([x, x], [score.low, score.high], color=look.colour)
-    if not records:
-        style.not_run(ax)
-    ax.set_xticks(range(2), ["delayed", "per-turn"])
-    ax.set_xlim(-0.4, 1.4)
-    ax.margins(y=0.15)
-    style.few_ticks(ax, "y")
-    ax.set_xlabel("placement")
-    return records
-
-
-def _effects(ax: Axes, results: Results, metric: str) -> list[dict[str, object]]:
-    """Differences with intervals; a line marks zero."""
-    word = METRIC_LABELS[metric]
-    ax.set_title(f"effects on {word}")
-    found = contrasts(results, metric)
-    records: list[dict[str, object]] = []
-    ax.axvline(0, color=style.GREY, linewidth=0.8)
-    for row, (name, effect) in enumerate(found.items()):
-        if effect is None:
-            ax.text(0, row, "not run", va="center", color=style.GREY, fontsize=7)
-            continue
-        _interval(ax, effect, row, style.Look(style.GREY, "o") if "," not in name else style.Look("black", "o"))
-        records.append({"panel": f"effects on {word}", "item": name, **_numbers(effect)})
-    ax.set_yticks(range(len(found)), list(found))
-    ax.set_ylim(len(found) - 0.4, -0.6)
-    ax.margins(x=0.08)
-    style.few_ticks(ax, "x")
-    ax.set_xlabel("difference")
-    return records
-
-
-def _interval(ax: Axes, found: Estimate, row: float, look: style.Look) -> None:
-    """A point with its interval on a horizontal line."""
-    if found.low is not None and found.high is not None:
-        ax.plot([found.low, found.high], [row, row], color=look.colour, linestyle="-")
-    ax.plot(found.value, row, color=look.colour, marker=look.marker, markersize=5)
-
-
-def _numbers(found: Estimate) -> dict[str, object]:
-    return {"value": found.value, "low": found.low, "high": found.high, "seeds": "/".join(map(str, found.seeds))}
+    >>> stacked([0.5, 0.5, 0.6])
+    [0.2, 0.29, 0.2]
+    """
+    shown = [round(value, 6) for value in values]
+    tallest = max(Counter(shown).values(), default=1)
+    step = min(_STEP, (_DEEPEST - _FIRST) / max(tallest - 1, 1))
+    seen: Counter[float] = Counter()
+    depths: list[float] = []
+    for value in shown:
+        depths.append(round(_FIRST + step * seen[value], 6))
+        seen[value] += 1
+    return depths

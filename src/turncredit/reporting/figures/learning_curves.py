@@ -1,44 +1,43 @@
-"""Draws panels of learning curves: mean over seeds with a band or a dotted line, as the figure's title says."""
+"""Draws panels of learning curves: a thin line for each run and a thick line for their mean."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
-from turncredit.reporting import statistics
+from turncredit.reporting.arm_labels import arm_labels
 from turncredit.reporting.figures import style
 from turncredit.reporting.scores import ArmRuns, Results, sources
+from turncredit.reporting.statistics import Array
 
-EMA_DECAY = 0.8  # the paper states none
-Kind = Literal["ema", "smooth_sd", "sd", "minmax"]
-WORDS: dict[Kind, str] = {
-    "ema": f"dotted: mean of the runs; solid: its moving average (EMA, decay {EMA_DECAY:g})",
-    "smooth_sd": f"line: mean of the runs, smoothed (EMA, decay {EMA_DECAY:g}); band: ± 1 std. dev. over seeds",
-    "sd": "line: mean of the runs; band: ± 1 standard deviation over seeds",
-    "minmax": "line: mean of the runs; band: minimum to maximum over seeds"}
+WINDOW = 3  # steps of the centred mean over curves of sampled episodes
+CEILING, AT_LEAST = 0.03, 3  # a curve is at the ceiling within 3 % of the top; said where three or more are
+DODGE = 0.8  # steps between neighbouring arms, where curves have few points
+FEW_POINTS = 15
+_COLUMNS = ["panel", "arm", "step", "mean"]
+WORDS = "thick: mean of the runs; thin: each run"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: a column of metrics.csv for some arms of an experiment.
+    """One panel: columns of metrics.csv for some arms of an experiment.
 
     Attributes:
         title: title above the panel; in a grid, above the first row only.
-        column: the column of metrics.csv.
+        columns: columns of metrics.csv, averaged.
         arms: the arms, in drawing order.
-        top: largest possible value (the smallest is 0). The axis covers both with a margin, and bands are clipped
-            there. None: the axis follows the data.
+        top: largest possible value (the smallest is 0); None: the axis follows the data.
         row: label beside a row of panels; may be empty.
     """
 
     title: str
-    column: str
+    columns: tuple[str, ...]
     arms: tuple[str, ...]
     top: float | None = 1.0
     row: str = ""
@@ -48,57 +47,93 @@ class Panel:
         """The panel's name in the CSV."""
         return (f"{self.row}: {self.title}" if self.row else self.title).replace("\n", ", ")
 
-
-def curve(runs: ArmRuns, column: str, kind: Kind) -> pd.DataFrame:
-    """The curve of one arm: step, seeds, line, dotted, low, high (NaN where there is none)."""
-    step_T, value_S_T = runs.curve(column)
-    if kind == "ema":
-        band = statistics.band(value_S_T, "sd")
-        nothing = np.full(len(step_T), np.nan)
-        return pd.DataFrame({"step": step_T.astype(int), "seeds": band.seeds_T, "dotted": band.mean_T, "low": nothing,
-                             "line": statistics.ema(band.mean_T, EMA_DECAY), "high": nothing})
-    if kind == "smooth_sd":
-        value_S_T = np.stack([statistics.ema(value_T, EMA_DECAY) for value_T in value_S_T])
-    band = statistics.band(value_S_T, "minmax" if kind == "minmax" else "sd")
-    return pd.DataFrame({"step": step_T.astype(int), "seeds": band.seeds_T, "dotted": np.nan, "low": band.low_T,
-                         "line": band.mean_T, "high": band.high_T})
+    @property
+    def smooth(self) -> bool:
+        """Whether the curves are of sampled episodes of training, and so smoothed."""
+        return not all(column.startswith("validation_") for column in self.columns)
 
 
-def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[Panel]], kind: Kind,
-                  title: str, named: Sequence[str] = ()) -> tuple[Figure, pd.DataFrame]:
+def curve(runs: ArmRuns, panel: Panel) -> tuple[Array, Array]:
+    """``step_T`` and ``value_S_T`` of a panel's columns, smoothed if they are of training."""
+    curves = [runs.curve(column) for column in panel.columns]
+    step_T, value_S_T = curves[0][0], np.mean([value_S_T for _, value_S_T in curves], axis=0)
+    return step_T, centred_mean(value_S_T) if panel.smooth else value_S_T
+
+
+def centred_mean(value_S_T: Array, window: int = WINDOW) -> Array:
+    """Mean over a centred window of steps; shorter at the ends. Missing values are left out.
+
+    >>> centred_mean(np.array([[0.0, 3.0, 3.0, np.nan]])).tolist()
+    [[1.5, 2.0, 3.0, 3.0]]
+    """
+    reach = window // 2
+    padded = np.pad(value_S_T, ((0, 0), (reach, reach)), constant_values=np.nan)
+    parts = np.stack([padded[:, shift:shift + value_S_T.shape[1]] for shift in range(window)])
+    present = ~np.isnan(parts)
+    return np.asarray(np.where(present, parts, 0.0).sum(axis=0) / np.where(present.any(axis=0), present.sum(axis=0),
+                                                                          np.nan))
+
+
+def ceiling(step_T: Array, mean_A_T: Array, top: float) -> tuple[int, float] | None:
+    """How many mean curves end at the ceiling, and the first step from which they all stay there.
+
+    None if fewer than three do.
+
+    >>> ceiling(np.array([0., 5., 10.]), np.array([[.5, .99, 1.], [.5, .98, .99], [.4, .7, .98], [.1, .2, .3]]), 1.0)
+    (3, 10.0)
+    """
+    near_A_T = mean_A_T >= top * (1 - CEILING)
+    stays_A_T = np.logical_and.accumulate(near_A_T[:, ::-1], axis=1)[:, ::-1]
+    there_A = stays_A_T[:, -1]
+    if there_A.sum() < AT_LEAST:
+        return None
+    return int(there_A.sum()), float(step_T[stays_A_T[there_A].argmax(axis=1)].max())
+
+
+def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[Panel]], title: str,
+                  named: Sequence[str] = (), *, tokens: bool = False) -> tuple[Figure, pd.DataFrame]:
     """Draw rows of panels of one experiment, with a legend above and the provenance below.
 
     Args:
         results: all runs.
         experiment: its name.
         panels: rows of panels; all rows have the same length.
-        kind: line and band, see ``WORDS``.
         title: the figure's title.
         named: arms in legend order; empty: in the order of the panels.
+        tokens: add an axis of sampled tokens above the first row.
 
     Returns:
-        the figure and its data: panel, arm, step, seeds, line, dotted, low, high.
+        the figure and its data: panel, arm, step, mean, and a column for each run.
     """
+    labels = arm_labels(results.scale, experiment)
     with style.applied():
-        figure, axes = style.new_figure(len(panels), len(panels[0]), 7.2, 1.05 + 1.65 * len(panels))
+        figure, axes = style.new_figure(len(panels), len(panels[0]), 7.2, 1.15 + 1.65 * len(panels) + 0.25 * tokens)
         arms = list(dict.fromkeys(named or (arm for line in panels for panel in line for arm in panel.arms)))
         shown = [(arm, runs) for arm in arms if (runs := results.arm(experiment, arm)) and not runs.metrics.empty]
-        lines = style.lines(arm for arm, _ in shown)
-        data = []
+        looks = style.looks(arm for arm, _ in shown)
+        data: list[pd.DataFrame] = []
         for line, axes_row in zip(panels, axes, strict=True):
             for panel, ax in zip(line, axes_row, strict=True):
-                data += _draw(ax, results, experiment, panel, kind, lines)
+                data += _draw(ax, results, experiment, panel, looks)
                 if axes_row is axes[0] or not panel.row:
                     ax.set_title(panel.title)
+                if tokens and axes_row is axes[0]:
+                    _token_axis(ax, [runs for _, runs in shown])
             axes_row[0].set_ylabel(line[0].row)
         for ax in axes[-1]:
             ax.set_xlabel("training step")
-        labels = [(arm, f"{arm} (n = {len(runs.runs)})") for arm, runs in shown]
-        style.head(figure, f"{title}\n{WORDS[kind]}", labels)
+        everything = [panel for line in panels for panel in line]
+        notes = [WORDS]
+        if any(panel.smooth for panel in everything):
+            kind = "training curves: " if not all(panel.smooth for panel in everything) else ""
+            notes.append(f"{kind}centred mean over {WINDOW} steps")
+        if any(not panel.smooth for panel in everything):
+            notes.append("points are shifted sideways, so that none hides another")
+        style.head(figure, f"{title}\n{'; '.join(notes)}",
+                   [(looks[arm], style.mathematics(f"{labels.get(arm, arm)} (n = {_count(runs)})"))
+                    for arm, runs in shown])
         style.footer(figure, provenance(results, experiment, arms))
-    columns = ["panel", "arm", "step", "seeds", "line", "dotted", "low", "high"]
-    frame = pd.concat(data, ignore_index=True)[columns] if data else pd.DataFrame(columns=columns)
-    return figure, frame.dropna(axis="columns", how="all") if len(frame) else frame
+    return figure, pd.concat(data, ignore_index=True) if data else pd.DataFrame(columns=_COLUMNS)
 
 
 def provenance(results: Results, experiment: str, arms: Sequence[str]) -> str:
@@ -106,29 +141,61 @@ def provenance(results: Results, experiment: str, arms: Sequence[str]) -> str:
     missing = results.missing(experiment, arms)
     partial = f"  ·  PARTIAL, {missing}" if missing else ""
     origin = sources(results.arm(experiment, arm) for arm in arms)
-    return f"scale {results.scale.name}  ·  runs: {origin}  ·  n: seeds{partial}"
+    return f"scale {results.scale.name}  ·  runs: {origin}  ·  n: runs{partial}"
 
 
-def _draw(ax: Axes, results: Results, experiment: str, panel: Panel, kind: Kind,
-          lines: Mapping[str, style.Line]) -> list[pd.DataFrame]:
+def _count(runs: ArmRuns) -> int:
+    return len(runs.seeds)
+
+
+def _draw(ax: Axes, results: Results, experiment: str, panel: Panel,
+          looks: Mapping[str, style.Look]) -> list[pd.DataFrame]:
     """Draw one panel and return its data, one frame per arm."""
-    drawn = []
-    for arm in panel.arms:
+    drawn: list[pd.DataFrame] = []
+    means: dict[str, pd.Series] = {}
+    present = [arm for arm in panel.arms if arm in looks]
+    for place, arm in enumerate(present):
         runs = results.arm(experiment, arm)
-        if runs is None or runs.metrics.empty:
-            continue
-        data = curve(runs, panel.column, kind)
-        look = style.look(arm)
-        ax.plot(data["step"], data["dotted"], color=look.colour, linestyle=":", linewidth=0.9, alpha=0.8)
-        ax.plot(data["step"], data["line"], color=look.colour, linestyle=lines[arm], marker=look.marker,
-                markevery=max(len(data) // 6, 1))
-        low, high = (data[end].clip(0, panel.top) for end in ("low", "high"))
-        ax.fill_between(data["step"], low, high, color=look.colour, alpha=0.15, linewidth=0)
-        drawn.append(data.assign(panel=panel.name, arm=arm))
+        assert runs is not None  # else it had no look
+        step_T, value_S_T = curve(runs, panel)
+        mean_T = np.nanmean(value_S_T, axis=0)
+        shift = DODGE * (place - (len(present) - 1) / 2) if len(step_T) <= FEW_POINTS else 0.0
+        look = looks[arm]
+        ax.plot(step_T + shift, value_S_T.T, color=look.colour, linewidth=0.5, alpha=0.3, zorder=1.5)
+        ax.plot(step_T + shift, mean_T, color=look.colour, linestyle=look.line, marker=look.marker, markersize=3.5,
+                markevery=max(len(step_T) // 8, 1), zorder=3)
+        means[arm] = pd.Series(mean_T, index=step_T)
+        data = {"panel": panel.name, "arm": arm, "step": step_T.astype(int), "mean": mean_T}
+        drawn.append(pd.DataFrame(data | dict(zip(_run_names(runs), value_S_T, strict=True))))
     if not drawn:
         style.not_run(ax)
     if panel.top is None:
         ax.set_ylim(bottom=0)
-    else:
-        ax.set_ylim(-0.02 * panel.top, 1.05 * panel.top)
+        return drawn
+    ax.set_ylim(-0.02 * panel.top, 1.06 * panel.top)
+    table = pd.DataFrame(means).dropna()
+    found = ceiling(table.index.to_numpy(dtype=float), table.to_numpy(dtype=float).T, panel.top) if drawn else None
+    if found is not None:
+        count, step = found
+        who = f"all {count}" if count == len(means) else f"{count} of {len(means)}"
+        ax.text(0.98, 0.06, f"{who} at the ceiling\nfrom step {step:g}", transform=ax.transAxes, ha="right",
+                va="bottom", fontsize=6.5, color=style.GREY)
     return drawn
+
+
+def _run_names(runs: ArmRuns) -> list[str]:
+    """Names of the rows of an arm's curves."""
+    return [f"seed {seed}" for seed in sorted(runs.metrics["seed"].unique())]
+
+
+def _times(factor: float) -> Callable[[ArrayLike], ArrayLike]:
+    return lambda values: np.asarray(values, dtype=float) * factor
+
+
+def _token_axis(ax: Axes, arms: Sequence[ArmRuns]) -> None:
+    """An axis of sampled tokens in thousands above the panel; a step has the arms' mean number."""
+    per_step = float(np.mean([np.nanmean(runs.curve("tokens_sampled")[1]) for runs in arms])) / 1000 if arms else 0.0
+    if per_step > 0:
+        above = ax.secondary_xaxis("top", functions=(_times(per_step), _times(1 / per_step)))
+        above.set_xlabel("sampled tokens (thousands)", fontsize=7)
+        above.spines["top"].set_visible(True)

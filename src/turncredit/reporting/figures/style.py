@@ -7,10 +7,11 @@ shows the estimator (critic: solid, group: dashed), so that no two arms differ b
 from __future__ import annotations
 
 import io
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ from turncredit.files import atomic, write_text
 
 ORANGE, SKY, GREEN, BLUE, VERMILION, PURPLE = "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#555555"
+
+_CHARACTERS = 14  # of a title, per inch
 
 Line = Literal["-", "--", "-.", ":"]
 
@@ -48,16 +51,24 @@ class Look:
 
 LOOKS: Mapping[str, Look] = {
     "PPO-OR": Look(VERMILION, "o"), "PPO-MR": Look(BLUE, "s"), "MT-PPO": Look(GREEN, "^"),
-    "GRPO-OR": Look(VERMILION, "o", "--"), "GRPO-MR": Look(BLUE, "s", "--"), "MT-GRPO": Look(GREEN, "^", "--"),
-    "lambda-0.1": Look(GREEN, "^"), "lambda-0.0": Look(VERMILION, "o", "--"),
-    "turns-5": Look(BLUE, "s", "--"), "turns-6": Look(PURPLE, "D", "-."),
-    "retrieval": Look(BLUE, "s"), "full": Look(GREEN, "^"),
-    "initial": Look(GREY, "x", ":"), "expert": Look(GREY, "+", ":")}
+    "GRPO-OR": Look(VERMILION, "o", "--"), "GRPO-MR": Look(BLUE, "s", "--"), "MT-GRPO": Look(GREEN, "^", "--")}
+_OTHERS = (Look(GREEN, "^"), Look(VERMILION, "o", "--"), Look(BLUE, "s", "-."), Look(PURPLE, "D", ":"),
+           Look(ORANGE, "v"), Look(SKY, "P", "--"))
 
 
-def look(arm: str) -> Look:
-    """The look of an arm; grey with diamonds if ``LOOKS`` has none."""
-    return LOOKS.get(arm, Look(GREY, "D", "-."))
+def looks(arms: Iterable[str]) -> dict[str, Look]:
+    """The look of each arm that is drawn: the paper's six have their own, others one each in order.
+
+    Lines are solid if all arms have the same style of line.
+
+    >>> [look.line for look in looks(["GRPO-OR", "MT-GRPO"]).values()]
+    ['-', '-']
+    """
+    names = list(arms)
+    others = iter(itertools.cycle(_OTHERS))
+    found = {arm: LOOKS[arm] if arm in LOOKS else next(others) for arm in names}
+    return found if len({look.line for look in found.values()}) > 1 else {
+        arm: replace(look, line="-") for arm, look in found.items()}
 
 
 @contextmanager
@@ -68,17 +79,6 @@ def applied() -> Iterator[None]:
         yield
 
 
-def lines(arms: Iterable[str]) -> dict[str, Line]:
-    """Line style of each arm; all solid if all styles are equal.
-
-    >>> lines(["GRPO-OR", "MT-GRPO"]), lines(["PPO-OR", "GRPO-OR"])
-    ({'GRPO-OR': '-', 'MT-GRPO': '-'}, {'PPO-OR': '-', 'GRPO-OR': '--'})
-    """
-    found = {arm: look(arm).line for arm in arms}
-    solid: Line = "-"
-    return found if len(set(found.values())) > 1 else dict.fromkeys(found, solid)
-
-
 def new_figure(rows: int, columns: int, width: float, height: float, *,
                sharey: bool = False) -> tuple[Figure, list[list[Axes]]]:
     """A figure with a grid of panels, size in inches; pyplot and its global state are not used."""
@@ -87,14 +87,24 @@ def new_figure(rows: int, columns: int, width: float, height: float, *,
     return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False, sharey=sharey)]
 
 
-def head(figure: Figure, title: str, arms: Sequence[tuple[str, str]], extra: Sequence[tuple[Any, str]] = ()) -> None:
-    """Draw title and legend above the panels: (arm, label) pairs, then other (handle, label) pairs."""
-    style = lines(arm for arm, _ in arms)
-    handles: list[Any] = [Line2D([], [], color=look(arm).colour, marker=look(arm).marker, linestyle=style[arm])
-                          for arm, _ in arms] + [handle for handle, _ in extra]
+def head(figure: Figure, title: str, arms: Sequence[tuple[Look, str]], extra: Sequence[tuple[Any, str]] = ()) -> None:
+    """Draw title and legend above the panels: (look, label) of each arm, then other (handle, label) pairs."""
+    handles: list[Any] = [Line2D([], [], color=look.colour, marker=look.marker, linestyle=look.line)
+                          for look, _ in arms] + [handle for handle, _ in extra]
     labels = [label for _, label in arms] + [label for _, label in extra]
+    width = int(_CHARACTERS * figure.get_figwidth())
+    lines = [part for line in title.splitlines() for part in textwrap.wrap(line, width)]
     figure.legend(handles, labels, loc="outside upper center", ncols=3 if len(handles) in (3, 6) else 4, frameon=False,
-                  handlelength=2.8, title=title)
+                  handlelength=2.8, title="\n".join(lines))
+
+
+def mathematics(label: str) -> str:
+    """A label with its symbols typeset.
+
+    >>> mathematics("λ_s = 0, N_max = 4")
+    '$λ_s$ = 0, $N_{max}$ = 4'
+    """
+    return label.replace("λ_s", "$λ_s$").replace("N_max", "$N_{max}$")
 
 
 def footer(figure: Figure, text: str) -> None:

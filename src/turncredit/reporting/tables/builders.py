@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
-from turncredit.reporting import statistics
-from turncredit.reporting.claim_scores import collapsed
-from turncredit.reporting.comparability import comparability
-from turncredit.reporting.placement_effects import contrasts, placement_arms
+from turncredit.reporting import samples
+from turncredit.reporting.arm_labels import arm_labels
+from turncredit.reporting.claims import collapsed
 from turncredit.reporting.reported import Reported, Value
 from turncredit.reporting.runs import Runs
-from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, run_counts, sources
+from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results
 from turncredit.reporting.statistics import Estimate
-from turncredit.reporting.tables.render import NOT_REPORTED, NOT_RUN, Block, Cell, Table, TableRow, mark_best
-from turncredit.tasks.search.config import SearchRewards
+from turncredit.reporting.tables.budget import budget
+from turncredit.reporting.tables.outcomes import effects_table, outcomes_table
+from turncredit.reporting.tables.parts import BOLD, mean_cell, provenance, remark
+from turncredit.reporting.tables.render import NOT_REPORTED, NOT_RUN, Block, Cell, Table, TableRow, embolden
 
 Build = Callable[[Results, Reported], Table]
 
 POLICIES = {"initial": "initial policy", "closed_book": "initial policy, without retriever",
-            "expert": "expert policy, the ceiling"}
+            "expert": "expert policy, trained on demonstrations"}
 _TABLE5 = ("component_tool_execution", "component_search_answer", "component_xml_format", "component_exact_match")
 
 
@@ -35,17 +36,6 @@ def tabulate(name: str, runs: Mapping[str, Runs], scale: Scale, reported: Report
     if name not in BUILDERS:
         raise ConfigError(f"no table {name!r}", nearest(name, BUILDERS))
     return BUILDERS[name](Results(scale, runs), reported)
-
-
-def provenance(results: Results, all_runs: Iterable[ArmRuns | None]) -> tuple[str, ...]:
-    """The notes under every table of ours: scale, origin of the runs, seeds, intervals, comparability."""
-    arms = [arm for arm in all_runs if arm is not None]
-    notes = [f"Ours: scale {results.scale.name}, runs: {sources(arms)}, {run_counts(arms)} of each arm; greedy "
-             "decoding; mean over seeds [95% bootstrap interval over seeds]"]
-    if any(1 < len(arm.runs) < 5 for arm in arms):
-        notes.append("With fewer than 5 seeds an arm's interval is the whole range of its resamples, and still "
-                     "contains the true mean in only about 3 of 4 cases")
-    return (*notes, comparability(results.scale))
 
 
 def _table1(results: Results, reported: Reported) -> Table:
@@ -84,10 +74,12 @@ def _table2(metric: str, name: str) -> Callable[[Results, Reported], Table]:
                 for kind, label in labels.items()]
         rows += [_score_row(arm, runs, metric, results.datasets) for arm, runs in arms.items()]
         return Table(name, f"{words} on the test sets (Table 2)", (
-            Block("Ours", "arm", columns, mark_best(rows, among=list(arms)), "seeds, runs"),
+            Block("Ours", "arm", columns, embolden(rows, _winners(arms, [
+                (metric, [d]) for d in results.datasets] + [(metric, results.datasets)])), "runs"),
             _reported_block(reported, "Table 2", metric, "Reported by the paper (v2), Qwen2.5-7B")),
-            ("† in-domain, * out-of-domain, ‡ copied by the paper from an earlier paper; bold: largest mean of the "
-             "trained arms", *provenance(results, arms.values())))
+            ("† in-domain, * out-of-domain, ‡ copied by the paper from an earlier paper", BOLD,
+             "The expert policy is trained on correct demonstrations; an arm may be better",
+             *provenance(results, arms.values())))
     return build
 
 
@@ -101,15 +93,15 @@ def _table5(results: Results, reported: Reported) -> Table:
     others = tuple(d for d in results.scale.out_of_domain if d in evaluated)
     for title, datasets in (("in-domain", trained), ("out-of-domain", others))[:1 + bool(others)]:
         rows = [_metrics_row(label, runs, _TABLE5, datasets) for label, runs in shown.items()]
-        blocks.append(Block(f"Ours, {title} ({', '.join(datasets)})", "arm", columns, mark_best(rows, among=list(arms)),
-                            "seeds, runs"))
+        blocks.append(Block(f"Ours, {title} ({', '.join(datasets)})", "arm", columns, embolden(
+            rows, _winners(arms, [(metric, datasets) for metric in _TABLE5])), "runs"))
     values = reported.table("Table 5")
     rows = [TableRow(method, tuple(_reported_cell(values, method, "metric", metric, digits=4) for metric in _TABLE5))
             for method in dict.fromkeys(v.method for v in values)]
     blocks.append(Block("Reported by the paper (v2), TriviaQA validation, Qwen2.5-7B", "method", columns,
-                        mark_best(rows, among=[row.label for row in rows])))
+                        tuple(rows)))
     return Table("table5_two_turn", "Reward components of the two-turn study (Table 5)", tuple(blocks),
-                 ("Bold: largest mean of the trained arms", *_one_call(results),
+                 (BOLD, *_one_call(results),
                   *provenance(results, arms.values())))
 
 
@@ -126,116 +118,83 @@ def _one_call(results: Results) -> tuple[str, ...]:
 def _summary(results: Results, reported: Reported) -> Table:
     arms = {arm: results.arm("search", arm) for arm in results.arm_names("search")}
     best = arms.get("MT-PPO")
-    scale = results.scale
-    columns = ("exact match, IQM", "in-domain", "out-of-domain", "F1", "retrieval", "searches", "collapsed seeds",
+    inside = results.scale.in_domain
+    columns = ("exact match, IQM", "F1", "retrieval", "ended at N_max", "collapsed runs",
                "chance that MT-PPO is better")
     rows = []
     for arm, runs in arms.items():
         if runs is None:
             rows.append(TableRow(arm, (Cell(text=NOT_RUN),) * len(columns), ""))
             continue
-        everything = runs.final("answer_correct", results.datasets)
-        better = Cell(text="-") if best is None or arm == "MT-PPO" else Cell(
-            statistics.probability_of_improvement(best.final("answer_correct", results.datasets), everything), digits=2)
+        scores = samples.final(runs, "answer_correct", inside)
+        better = Cell(text="-") if best is None or arm == "MT-PPO" else Cell(samples.probability_of_improvement(
+            samples.final(best, "answer_correct", inside), scores), digits=2)
         rows.append(TableRow(arm, (
-            Cell(statistics.iqm(everything)), _mean(runs, "answer_correct", scale.in_domain),
-            _mean(runs, "answer_correct", scale.out_of_domain), _mean(runs, "f1", results.datasets),
-            _mean(runs, "retrieval_correct", results.datasets), _mean(runs, "searches", results.datasets, digits=2),
-            Cell(text=_collapsed(runs, scale.in_domain)), better), _remark(runs)))
-    return Table("search_summary", "Further metrics of the six arms of search", (
-        Block("Ours", "arm", columns, tuple(rows), "seeds, runs"),), (
-        "IQM: interquartile mean over seeds; the chance is over pairs of runs and data sets, ties count half",
-        "Collapsed: validation exact match ended below half of its best and at least 0.1 below it; collapsed seeds "
+            Cell(samples.iqm(scores)), *(mean_cell(runs, metric, inside) for metric in (
+                "f1", "retrieval_correct", "turn_limit")), Cell(text=_collapsed(runs, inside)), better), remark(runs)))
+    return Table("search_summary", f"Further metrics of the arms of search, on {', '.join(inside)}", (
+        Block("Ours", "arm", columns, tuple(rows), "runs"),), (
+        "IQM: interquartile mean over runs; the chance is over pairs of runs and data sets, ties count half",
+        "Collapsed: validation exact match ended below half of its best and at least 0.1 below it; collapsed runs "
         "stay in every mean", *provenance(results, arms.values())))
 
 
 def _ablation(results: Results, reported: Reported) -> Table:
     metrics = ("answer_correct", "format_correct", "retrieval_correct", "turns", "searches", "turn_limit")
     columns = tuple(METRIC_LABELS[metric] for metric in metrics)
-    names = results.arm_names("ablation")
-    arms = {arm: results.arm("ablation", arm) for arm in names}
-    rows = [_metrics_row(_settings(results.scale, arm), runs, metrics, results.datasets)
-            for arm, runs in arms.items()]
-    reference = next(iter(names), "")
+    labels = arm_labels(results.scale, "ablation")
+    arms = {arm: results.arm("ablation", arm) for arm in results.arm_names("ablation")}
+    rows = [_metrics_row(labels[arm], runs, metrics, results.datasets) for arm, runs in arms.items()]
+    reference = next(iter(arms), "")
     base = arms.get(reference)
     gaps = []
     for arm, runs in arms.items():
         if arm != reference:
-            cells = tuple(Cell(text=NOT_RUN) if runs is None or base is None else Cell(statistics.difference(
-                runs.final(metric, results.datasets), base.final(metric, results.datasets))) for metric in metrics)
-            gaps.append(TableRow(f"{arm} minus {reference}", cells))
+            cells = tuple(Cell(text=NOT_RUN) if runs is None or base is None else Cell(samples.difference(
+                samples.final(runs, metric, results.datasets), samples.final(base, metric, results.datasets)))
+                for metric in metrics)
+            gaps.append(TableRow(f"{labels[arm]} minus {labels[reference]}", cells))
     return Table("ablation", "Search cost and turn limit of MT-PPO, over all test sets (Fig. 4)", (
-        Block("Ours", "arm", columns, tuple(rows), "seeds, runs"),
+        Block("Ours", "arm", columns, tuple(rows), "runs"),
         Block("Ours, differences", "arm", columns, tuple(gaps))),
         ("The paper prints no numbers for these", *provenance(results, arms.values())))
 
 
-def _placement(results: Results, reported: Reported) -> Table:
-    arms = placement_arms(results)
-    blocks = []
-    for metric in ("answer_correct", "format_correct"):
-        effect = {name: _optional(estimate) for name, estimate in contrasts(results, metric).items()}
-        rows = [TableRow(content, (*(_mean(arms.get((content, placement)), metric, results.datasets)
-                                for placement in ("delayed", "per_turn")), effect[f"placement, content {content}"]))
-                for content in ("retrieval", "full")]
-        rows.append(TableRow("full minus retrieval", (effect["content, placement delayed"],
-                                             effect["content, placement per-turn"], effect["interaction"])))
-        word = METRIC_LABELS[metric]
-        blocks.append(Block(f"Ours, {word}", "content", ("delayed", "per-turn", "per-turn minus delayed"), tuple(rows)))
-        others = ("placement, mean of both", "content, mean of both", "interaction", "both at once")
-        blocks.append(Block(f"Ours, effects on {word}", "effect", ("difference",),
-                            tuple(TableRow(name, (effect[name],)) for name in others)))
-    title = "Placement and content of the reward, critic baseline, over all test sets"
-    return Table("placement", title, tuple(blocks), (
-        "From PPO-MR to MT-PPO the paper changes content (merged to full) and placement (delayed to per-turn) together",
-        "Content merged is one number at the end, so no placement changes it: content retrieval takes its place here",
-        *provenance(results, arms.values())))
-
-
 BUILDERS: dict[str, Build] = {  # catalogue.TABLES says which experiments each reads
+    "outcomes": outcomes_table,
+    "effects": effects_table,
+    "budget": budget,
     "table1_granularity": _table1,
     "table2_answer": _table2("answer_correct", "table2_answer"),
     "table2_format": _table2("format_correct", "table2_format"),
     "table5_two_turn": _table5,
     "search_summary": _summary,
     "ablation": _ablation,
-    "placement": _placement,
 }
 
 
-def _mean(runs: ArmRuns | None, metric: str, datasets: Sequence[str], digits: int = 3) -> Cell:
-    return Cell(text=NOT_RUN) if runs is None else Cell(statistics.mean(runs.final(metric, datasets)), digits=digits)
-
-
-def _optional(estimate: Estimate | None) -> Cell:
-    return Cell(text=NOT_RUN) if estimate is None else Cell(estimate)
-
-
-def _remark(runs: ArmRuns | None) -> str:
-    return "" if runs is None else f"{len(runs.runs)}, {runs.source}"
+def _winners(arms: Mapping[str, ArmRuns | None], columns: Sequence[tuple[str, Sequence[str]]]) -> list[str | None]:
+    """The arm that is separated from all others in each column (metric, data sets), if there is one."""
+    run = {name: runs for name, runs in arms.items() if runs is not None}
+    return [samples.winner({name: samples.final(runs, metric, datasets) for name, runs in run.items()})
+            for metric, datasets in columns]
 
 
 def _score_row(label: str, runs: ArmRuns | None, metric: str, datasets: Sequence[str]) -> TableRow:
     """One metric: a cell for each data set, then their mean."""
-    cells = (*(_mean(runs, metric, [d]) for d in datasets), _mean(runs, metric, datasets))
-    return TableRow(label, cells, _remark(runs))
+    cells = (*(mean_cell(runs, metric, [d]) for d in datasets), mean_cell(runs, metric, datasets))
+    return TableRow(label, cells, remark(runs))
 
 
 def _metrics_row(label: str, runs: ArmRuns | None, metrics: Sequence[str], datasets: Sequence[str]) -> TableRow:
     """A cell for each metric, averaged over the data sets."""
-    return TableRow(label, tuple(_mean(runs, metric, datasets) for metric in metrics), _remark(runs))
-
-
-def _settings(scale: Scale, arm: str) -> str:
-    run = scale.run("ablation", arm, 0)
-    cost = f"λ_s {run.rewards.search_cost:g}, " if isinstance(run.rewards, SearchRewards) else ""
-    return f"{arm} ({cost}N_max {run.task.max_turns})"
+    return TableRow(label, tuple(mean_cell(runs, metric, datasets) for metric in metrics), remark(runs))
 
 
 def _collapsed(runs: ArmRuns, datasets: Sequence[str]) -> str:
     if runs.metrics.empty:
         return "?"
-    return f"{int(collapsed(runs, 'answer_correct', datasets).sum())} of {len(runs.runs)}"
+    return f"{int(collapsed(runs, 'answer_correct', datasets).sum())} of {len(runs.seeds)}"
 
 
 def _reported_block(reported: Reported, place: str, metric: str, title: str) -> Block:
@@ -247,7 +206,7 @@ def _reported_block(reported: Reported, place: str, metric: str, title: str) -> 
         copied = any("copied" in v.note for v in values if v.method == method)
         cells = tuple(_reported_cell(values, method, "dataset", dataset) for dataset in datasets)
         rows.append(TableRow(method + ("‡" if copied else ""), cells))
-    return Block(title, "method", columns, mark_best(rows, among=[row.label for row in rows]))
+    return Block(title, "method", columns, tuple(rows))
 
 
 def _reported_cell(values: Sequence[Value], method: str, by: str, key: str, digits: int = 3) -> Cell:

@@ -20,7 +20,7 @@ NOT_RUN, NOT_REPORTED = "not run", "not reported"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A number with or without an interval, or a word. ``best`` cells are bold."""
+    """A number with or without an interval, or a word. ``best`` cells are bold: separated from all others."""
 
     estimate: Estimate | None = None
     text: str = ""
@@ -86,22 +86,10 @@ def number(value: float, digits: int = 3) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def mark_best(rows: Sequence[TableRow], *, among: Sequence[str]) -> tuple[TableRow, ...]:
-    """Mark the largest value of each column, as rounded for display, among the rows labelled in ``among``.
-
-    All ties are marked; if all compared values are equal, none is.
-    """
-    marked = list(rows)
-    for column in range(len(rows[0].cells) if rows else 0):
-        shown = {n: number(e.value, row.cells[column].digits) for n, row in enumerate(rows)
-                 if row.label in among and (e := row.cells[column].estimate) is not None and not math.isnan(e.value)}
-        top = max(shown.values(), key=float, default="")
-        for n, text in shown.items():
-            if text == top and len(set(shown.values())) > 1:
-                cells = list(marked[n].cells)
-                cells[column] = replace(cells[column], best=True)
-                marked[n] = replace(marked[n], cells=tuple(cells))
-    return tuple(marked)
+def embolden(rows: Sequence[TableRow], winners: Sequence[str | None]) -> tuple[TableRow, ...]:
+    """The rows with the cell of each column's winner in bold; None: no cell of the column is."""
+    return tuple(replace(row, cells=tuple(replace(cell, best=row.label == winner)
+                                          for cell, winner in zip(row.cells, winners, strict=True))) for row in rows)
 
 
 def markdown(table: Table) -> str:

@@ -1,0 +1,81 @@
+"""Labels of arms, made from their resolved configurations: ``λ_s = 0``, ``merged, per turn``, ``MT-PPO``.
+
+A *factor* is a setting in which the arms of an experiment differ. Arm ids name files and rows of CSV files; labels are
+for readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from turncredit.config.load import RUNTIME_KEYS, Scale
+
+Factors = dict[str, str]  # factor -> level, as text
+
+CONTENT, PLACEMENT, ESTIMATOR, ROLLOUT, READING = WORDS = ("content", "placement", "estimator", "rollout", "reading")
+LEVELS: Mapping[str, tuple[str, ...]] = {  # in this order an effect is the later level minus the earlier one
+    CONTENT: ("outcome", "merged", "retrieval", "full"), PLACEMENT: ("terminal", "delayed", "per turn"),
+    ESTIMATOR: ("group", "rloo", "critic"), ROLLOUT: ("single", "chains", "tree"), READING: ("text", "code")}
+_SYMBOLS = {"rewards.search_cost": "λ_s", "task.max_turns": "N_max"}
+_IDENTITY = {"experiment", "arm", "seed", "base"}
+
+
+def factors(scale: Scale, experiment: str) -> dict[str, Factors]:
+    """Levels of each arm in the settings that differ between the arms of an experiment.
+
+    The words of an algorithm are factors by their names (``content``); other keys have their path (``task.max_turns``).
+    """
+    settings = {arm: dict(_flat(scale.run(experiment, arm, 0).model_dump(
+        mode="json", exclude=_IDENTITY | RUNTIME_KEYS))) for arm in scale.experiments[experiment].arms}
+    keys = list(dict.fromkeys(key for found in settings.values() for key in found))
+    differ = [key for key in keys if len({found.get(key) for found in settings.values()}) > 1]
+    return {arm: {key: found[key] for key in differ if key in found} for arm, found in settings.items()}
+
+
+def arm_labels(scale: Scale, experiment: str) -> dict[str, str]:
+    """The label of each arm of an experiment.
+
+    An arm is called by its algorithm if arms differ in that and no arm overrides a word of it, else by these words.
+    Other settings are named where they differ from the first arm's; the first arm names its own.
+    """
+    if experiment not in scale.experiments:
+        return {}
+    arms, levels = scale.experiments[experiment].arms, factors(scale, experiment)
+    changed = any(getattr(arm.overrides, word, None) is not None for arm in arms.values()
+                  for word in (CONTENT, PLACEMENT, ROLLOUT))
+    named = not changed and len({arm.algorithm for arm in arms.values()}) > 1
+    first = next(iter(levels.values()))
+    labels: dict[str, str] = {}
+    for name, found in levels.items():
+        parts = [arms[name].algorithm] if named else [found[w] for w in WORDS if w in found and w != READING]
+        parts += [found[READING]] if READING in found else []
+        parts += [f"{_symbol(key)} = {level}"
+                  for key, level in found.items() if key not in WORDS and not key.startswith("settings.")
+                  and (found is first or level != first.get(key))]
+        labels[name] = ", ".join(parts) or arms[name].algorithm
+    return labels if len({*labels.values()}) == len(labels) else {name: name for name in labels}
+
+
+def changes_of(scale: Scale, experiment: str) -> dict[str, str]:
+    """What each arm changes against the first, as ``λ_s = 0 instead of 0.1``; "" for the first."""
+    if experiment not in scale.experiments:
+        return {}
+    levels = factors(scale, experiment)
+    first = next(iter(levels.values()))
+    return {arm: ", ".join(f"{_symbol(key)} = {level} instead of {first[key]}" for key, level in found.items()
+                           if level != first.get(key)) for arm, found in levels.items()}
+
+
+def _symbol(key: str) -> str:
+    return _SYMBOLS.get(key, key.rpartition(".")[2].replace("_", " "))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Settings as (path, level); the path of an algorithm's words has no prefix."""
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(value, "" if path == "algorithm" else f"{path}.")
+        else:
+            yield path, f"{value:g}" if isinstance(value, float) else str(value).replace("_", " ")

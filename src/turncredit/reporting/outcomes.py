@@ -1,0 +1,136 @@
+"""The primary outcomes of a run: how fast it learns, and how it ends on the data sets that it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from turncredit.reporting.claims import NotMeasured
+from turncredit.reporting.samples import Sample, final, of_runs
+from turncredit.reporting.scores import ArmRuns, Results
+from turncredit.reporting.statistics import Array
+
+Measure = Callable[[Results, ArmRuns], Sample]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A primary outcome.
+
+    Attributes:
+        key: its name in CSV files.
+        words: its name in tables and figures.
+        measure: the outcome of each run of an arm; raises ``NotMeasured`` where the runs cannot tell.
+        margin: differences below it do not matter; fixed before the runs.
+        sign: 1 if more is better, -1 if less is, 0 if neither.
+        digits: decimals in tables.
+        metric: the metric of the paper's tables that it corresponds to; "" if there is none.
+    """
+
+    key: str
+    words: str
+    measure: Measure
+    margin: float
+    sign: int = 1
+    digits: int = 3
+    metric: str = ""
+
+
+def area(results: Results, runs: ArmRuns) -> Sample:
+    """Area under the validation curve of exact match, step 0 left out, divided by its length.
+
+    Raises:
+        NotMeasured: the runs have no validation after step 0.
+    """
+    _, score_S_T = validation(results, runs, "answer_correct")
+    return of_runs(runs, score_S_T.mean(axis=1, keepdims=True))
+
+
+def steps_to_half(results: Results, runs: ArmRuns) -> Sample:
+    """The first validated step at half of the expert's exact match; the last step if none is.
+
+    Raises:
+        NotMeasured: no validation, or the expert policy was not evaluated.
+    """
+    expert = _expert(results, runs.experiment)
+    goal = float(expert.final("answer_correct", trained_on(results, runs)).mean()) / 2
+    step_T, score_S_T = validation(results, runs, "answer_correct")
+    reached_S_T = score_S_T >= goal
+    first_S = np.where(reached_S_T.any(axis=1), step_T[reached_S_T.argmax(axis=1)], step_T[-1])
+    return of_runs(runs, np.asarray(first_S, dtype=float)[:, None])
+
+
+def validation(results: Results, runs: ArmRuns, metric: str) -> tuple[Array, Array]:
+    """``step_T`` and ``score_S_T`` of a validation metric after step 0, averaged over the training sets.
+
+    Raises:
+        NotMeasured: no step after 0 was validated in every run.
+    """
+    columns = [f"validation_{dataset}_{metric}" for dataset in trained_on(results, runs)]
+    if runs.metrics.empty or not {*columns} <= {*runs.metrics.columns}:
+        raise NotMeasured(f"{runs.experiment}/{runs.arm} has no validation of {metric}")
+    curves = [runs.curve(column) for column in columns]
+    step_T, score_S_T = curves[0][0], np.mean([curve_S_T for _, curve_S_T in curves], axis=0)
+    kept_T = (step_T > 0) & ~np.isnan(score_S_T).any(axis=0)
+    if not kept_T.any():
+        raise NotMeasured(f"{runs.experiment}/{runs.arm} has no validation after step 0")
+    return step_T[kept_T], score_S_T[:, kept_T]
+
+
+def trained_on(results: Results, runs: ArmRuns) -> tuple[str, ...]:
+    """The data sets that an arm was trained on."""
+    return results.scale.experiments[runs.experiment].train_on
+
+
+def measured(outcome: Outcome, results: Results, experiment: str, arms: Iterable[str] | None = None,
+             ) -> dict[str, Sample]:
+    """The outcome of each arm of an experiment that was run and can tell, in the configuration's order."""
+    found: dict[str, Sample] = {}
+    for name, runs in results.arms(experiment).items():
+        if arms is None or name in arms:
+            try:
+                found[name] = outcome.measure(results, runs)
+            except NotMeasured:
+                continue
+    return found
+
+
+def _expert(results: Results, experiment: str) -> ArmRuns:
+    """The expert policy's evaluation on an experiment's task, maybe made for another experiment."""
+    task = results.scale.experiments[experiment].task
+    for name, other in results.scale.experiments.items():
+        if other.task == task and (expert := results.untrained("expert", name)) is not None:
+            return expert
+    raise NotMeasured(f"no evaluation of the expert policy on the task of {experiment}")
+
+
+def _final(metric: str) -> Measure:
+    return lambda results, runs: final(runs, metric, trained_on(results, runs))
+
+
+def _early(column: str) -> Measure:
+    def measure(results: Results, runs: ArmRuns) -> Sample:
+        if runs.metrics.empty or column not in runs.metrics.columns:
+            raise NotMeasured(f"{runs.experiment}/{runs.arm} has no {column}")
+        step_T, value_S_T = runs.curve(column)
+        return of_runs(runs, np.nanmean(value_S_T[:, (step_T > 0) & (step_T <= runs.steps / 3)], axis=1, keepdims=True))
+    return measure
+
+
+AREA, STEPS, MATCH, FORMAT, SEARCHES = PRIMARY = (
+    Outcome("area", "area under the validation curve", area, 0.05),
+    Outcome("steps_to_half", "steps to half of the expert's score", steps_to_half, 2.5, -1, 1),
+    Outcome("exact_match", "final exact match", _final("answer_correct"), 0.05, metric="answer_correct"),
+    Outcome("format", "final format", _final("format_correct"), 0.05, metric="format_correct"),
+    Outcome("searches", "searches per episode", _final("searches"), 0.25, 0, 2))
+
+# Outcomes that were not fixed in advance: of sampled episodes, over the first third of training.
+EARLY_SEARCHES = Outcome("early_searches", "early searches per episode", _early("searches_mean"), 0.25, 0, 2)
+EARLY_FORMAT = Outcome("early_format", "early format", _early("format_correct"), 0.05)
+
+
+def on_set(dataset: str, metric: str = "answer_correct") -> Outcome:
+    """Final exact match, or another metric, on one data set."""
+    return Outcome(dataset, f"{metric} on {dataset}", lambda results, runs: final(runs, metric, [dataset]), 0.05)
