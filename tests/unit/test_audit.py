@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,21 +15,9 @@ from turncredit.reporting import statistics
 from turncredit.reporting.audit import audit
 from turncredit.reporting.audit_page import markdown, save
 from turncredit.reporting.entries import Entry, frame
-from turncredit.reporting.findings import findings, separated_pairs
 from turncredit.reporting.reported import Reported, read_reported
 from turncredit.reporting.scores import Results
-from turncredit.reporting.summary import (
-    ARMS,
-    BEGIN,
-    END,
-    HEADLINES,
-    headline_rows,
-    readme_section,
-    report_section,
-    terminal_summary,
-    update_readme,
-    verdict_counts,
-)
+from turncredit.reporting.summary import ARMS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "paper_tables/reported"
@@ -105,7 +90,7 @@ def test_every_reported_number_and_every_claim_has_one_row(entries: list[Entry],
                                  "not reported" if value.value is None else "not comparable")
     assert sum(e.verdict == "no analogue" for e in values.values()) == 84
     assert [e.id for e in entries if e.kind == "claim"] == [str(n) for n in range(1, 25)]
-    assert set(HEADLINES) <= {*values}
+    assert {key for ids in ARMS.values() for key in ids} <= {*values}
 
 
 def test_reported_differences_stand_beside_ours(entries: list[Entry], results: Results) -> None:
@@ -166,116 +151,16 @@ def test_without_runs_nothing_is_claimed(reported: Reported) -> None:
     assert all(e.ours is None for e in found)
 
 
-def test_page_terminal_and_readme_say_the_same(entries: list[Entry], results: Results, tmp_path: Path) -> None:
-    page, sentences = markdown(entries, results.scale), findings(results)
-    lines, section = (function(entries, sentences, results.scale) for function in (terminal_summary, readme_section))
+def test_the_page_says_what_the_entries_say(entries: list[Entry], results: Results, tmp_path: Path) -> None:
+    page = markdown(entries, results.scale)
     best = next(e for e in entries if e.id == "t2-mt-ppo-average-answer-correct")
     unknown = next(e for e in entries if e.id == "search-mt-grpo-average-answer-correct")
-    for text in (page, lines, section):
-        assert f"0.447 | {best.shown}" in text
-        assert f"not reported | {unknown.shown}" in text
-        assert "not comparable" in text.lower()
-    for text in (lines, section, report_section(entries, sentences, results.scale, None)):
-        assert all(sentence in text for sentence in sentences)
+    assert f"0.447 | {best.shown}" in page
+    assert f"not reported | {unknown.shown}" in page
+    assert "not comparable" in page.lower()
     assert page.index("- *supported* if all of its primary comparisons") < page.index("| verdict at scale mini |")
     assert page.index("| verdict at scale mini |") < page.index("## Comparisons")
-    assert "verdict at scale" not in section  # the table of claims stands on the audit page alone
-    assert "paper_tables/shipped/mini/audit.md" in section
-    assert "| not comparable |" not in section  # said once, above
     save(entries, results.scale, tmp_path)
     kept = pd.read_csv(tmp_path / "audit.csv", keep_default_na=False)
     assert kept["verdict"].tolist() == frame(entries)["verdict"].tolist()
     assert (tmp_path / "audit.md").read_text() == page
-
-
-def test_the_readme_and_the_report_count_the_audits_own_verdicts(entries: list[Entry], results: Results) -> None:
-    claims = [replace(entry, verdict="undecided") for entry in entries if entry.kind == "claim"]
-    claims[:3] = [replace(claims[0], verdict="opposite"), replace(claims[1], verdict="not run"),
-                  replace(claims[2], verdict="opposite")]
-    others = [entry for entry in entries if entry.kind != "claim"]
-    counts = (f"0 supported, 2 opposite, 0 equivalent, {len(claims) - 3} undecided, 0 not decidable, "
-              "0 by construction, 1 not run")
-    sentence = f"Verdicts on the paper's {len(claims)} claims at scale `mini`: {counts}."
-    assert verdict_counts([*claims, *others], results.scale) == sentence
-    assert sentence in readme_section([*claims, *others], [], results.scale)
-    assert counts in report_section([*claims, *others], [], results.scale, None)
-
-
-def test_the_readme_gives_verdicts_on_numbers_where_some_may_be_set_beside_the_papers(
-        entries: list[Entry], results: Results) -> None:
-    best = "t2-mt-ppo-average-answer-correct"
-    judged = [replace(e, verdict="ours is higher") if e.id == best else e for e in entries]
-    rows = readme_section(judged, [], results.scale).splitlines()
-    assert next(row for row in rows if row.startswith("| MT-PPO |")).endswith("| ours is higher | not comparable |")
-    assert "verdict" in next(row for row in rows if row.startswith("| arm |"))
-
-
-def test_the_headline_has_a_row_for_each_of_the_six_arms_with_its_seeds(entries: list[Entry]) -> None:
-    header, rows = headline_rows(entries)
-    assert [row[0] for row in rows] == list(ARMS)
-    found = {e.id: e for e in entries}
-    for row in rows:
-        match, form = (found[key] for key in ARMS[row[0]])
-        assert row[1:] == (match.reported, match.shown, form.reported, form.shown, "6", "fresh")
-        assert "[" in match.shown
-    assert len(header) == len(rows[0])
-
-
-def test_the_opening_of_the_report_is_valid_and_embeds_its_picture(entries: list[Entry], results: Results,
-                                                                    tmp_path: Path) -> None:
-    from docutils.core import publish_parts
-
-    picture = tmp_path / "a_figure.png"
-    picture.write_bytes(bytes(range(256)) * 200)
-    text = report_section(entries, findings(results), results.scale, picture)
-    strict = {"report_level": 1, "halt_level": 1}  # any complaint of docutils is an error
-    html = publish_parts(text, writer="html", settings_overrides=strict)["html_body"]
-    data = re.search(r'<img alt="a figure"[^>]*base64,([^"]+)"', html)
-    assert data
-    assert base64.b64decode(data[1]) == picture.read_bytes()
-    assert html.count("<tr>") == 1 + len(ARMS)
-
-
-# --- findings ---------------------------------------------------------------------------------------------------------
-
-def with_levels(results: Results, column: str, levels: dict[str, float]) -> Results:
-    """The same runs, but for a training metric that is one number for each arm."""
-    search = results.runs["search"]
-    metrics = search.metrics.assign(**{column: search.metrics["arm"].map(levels).where(search.metrics["step"] > 0)})
-    return replace(results, runs={**results.runs, "search": replace(search, metrics=metrics)})
-
-
-@pytest.mark.parametrize(("fastest", "words"), [
-    (("PPO-OR", "GRPO-OR"), "the outcome-only arms"), (("MT-GRPO", "MT-PPO"), "the per-turn arms"),
-    (("PPO-MR", "GRPO-MR"), "the merged-reward arms"), (("PPO-MR", "MT-PPO"), "PPO-MR")])
-def test_the_fastest_arms_are_named_by_what_the_runs_show(results: Results, fastest: tuple[str, str],
-                                                          words: str) -> None:
-    levels = {arm: 0.1 for arm in ARMS} | dict(zip(fastest, (0.9, 0.8), strict=True))
-    sentences = findings(with_levels(results, "answer_correct", levels))
-    found = next(sentence for sentence in sentences if sentence.startswith("Exact match is learnt"))
-    assert f"fastest by {words}." in found
-    assert f"{fastest[0]} 0.900, {fastest[1]} 0.800" in found
-    assert f"9 of 15 pairs of arms are separated, most of all {fastest[0]} − " in found  # the two, and each from four
-
-
-def test_separated_pairs_are_those_whose_interval_excludes_zero(results: Results) -> None:
-    rng = np.random.default_rng(0)
-    samples = {"a": 0.5 + 0.01 * rng.normal(size=(6, 2)), "b": 0.8 + 0.01 * rng.normal(size=(6, 2)),
-               "c": 0.65 + 0.5 * rng.normal(size=(6, 2))}
-    pairs = separated_pairs(samples)
-    assert [(high, low) for high, low, _ in pairs] == [("b", "a")]
-    assert pairs[0][2] == statistics.difference(samples["b"], samples["a"])
-    assert findings(Results(results.scale, {})) == []
-
-
-def test_the_readme_changes_between_its_markers_only(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
-    path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    update_readme(path, "| new |")
-    assert path.read_text() == f"before\n{BEGIN}\n\n| new |\n\n{END}\nafter\n"
-    update_readme(path, "| new |")
-    assert path.read_text().count("| new |") == 1
-    path.write_text("no markers")
-    with pytest.raises(DataError, match="markers"):
-        update_readme(path, "x")
-    assert path.read_text() == "no markers"

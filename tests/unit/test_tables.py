@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
 from turncredit.errors import ConfigError
 from turncredit.reporting.catalogue import TABLES
-from turncredit.reporting.placement_effects import contrasts, placement_arms
 from turncredit.reporting.reported import Reported, read_reported
 from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.builders import tabulate
-from turncredit.reporting.tables.render import Block, Cell, Table, TableRow, frame, latex, mark_best, markdown, save
+from turncredit.reporting.tables.render import (
+    Block,
+    Cell,
+    Table,
+    TableRow,
+    embolden,
+    frame,
+    latex,
+    markdown,
+    number,
+    save,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,8 +63,30 @@ def test_table2_holds_the_means_over_seeds_and_sets(results: Results, reported: 
         assert value(cells(table, "Ours", "facts†")[arm]) == pytest.approx(by_dataset["facts"])
         assert value(cells(table, "Ours", "chain*")[arm]) == pytest.approx(by_dataset["chain"])
         assert value(cells(table, "Ours", "average")[arm]) == pytest.approx(by_dataset.mean())
-    assert cells(table, "Ours", "average")["MT-PPO"].best
-    assert not cells(table, "Ours", "average")["expert policy, the ceiling"].best  # higher, but no arm
+    assert "the ceiling" not in markdown(table)  # arms may be better than the expert policy
+
+
+def test_only_an_arm_that_is_separated_from_all_others_is_bold(results: Results, reported: Reported) -> None:
+    def bold(lift: float) -> set[str]:
+        search = results.runs["search"]
+        noise = np.random.default_rng(0).normal(0, 0.01, len(search.evaluation))
+        best = search.evaluation["arm"] == "MT-PPO"
+        runs = replace(search, evaluation=search.evaluation.assign(answer_correct=0.5 + noise + lift * best))
+        table = tabulate("table2_answer", {**results.runs, "search": runs}, results.scale, reported)
+        return {row.label for block in table.blocks for row in block.rows if any(cell.best for cell in row.cells)}
+
+    assert bold(0.4) == {"MT-PPO"}
+    assert bold(0.0) == set()
+
+
+def test_the_budget_is_summed_over_steps(results: Results, reported: Reported) -> None:
+    table = tabulate("budget", results.runs, results.scale, reported)
+    assert [block.title for block in table.blocks] == list(results.scale.experiments)
+    assert cells(table, "search", "sampled tokens")["MT-PPO"].words == f"{30 * 2000:,}"
+    assert cells(table, "search", "trajectories")["GRPO-OR"].words == f"{30 * 40 * 8:,}"
+    assert cells(table, "search", "trajectories per question")["GRPO-OR"].words == "8.0"
+    assert cells(table, "search", "minutes")["MT-PPO"].words == number(30 * 1.5 / 60, 1)
+    assert "λ_s = 0" in cells(table, "ablation", "steps")
 
 
 def test_reported_numbers_are_the_papers_and_stand_apart(results: Results, reported: Reported) -> None:
@@ -96,9 +130,9 @@ def test_what_was_not_run_is_said(reported: Reported, tmp_path: Path) -> None:
 
 def test_a_table_says_scale_seeds_source_and_that_it_is_not_comparable(results: Results, reported: Reported) -> None:
     for name in TABLES:
-        if name != "table1_granularity":
+        if name not in ("table1_granularity", "budget"):
             text = markdown(tabulate(name, results.runs, results.scale, reported))
-            for words in ("scale mini", "runs: fresh", "3 of each arm", "Not comparable", "fewer than 5 seeds"):
+            for words in ("scale mini", "runs: fresh", "seeds: 3", "Not comparable", "fewer than 5 seeds"):
                 assert words in text
 
 
@@ -112,21 +146,15 @@ def test_table1_is_the_papers_granularity(results: Results, reported: Reported) 
     assert mine["PPO-OR"] == mine["PPO-MR"] == theirs["PPO"]
 
 
-def test_the_effects_of_placement_and_content_add_up(results: Results) -> None:
-    found = contrasts(results, "answer_correct")
-    number = {name: estimate.value for name, estimate in found.items() if estimate is not None}
-    arms = placement_arms(results)
-
-    def score(content: str, placement: str) -> float:
-        arm = arms[content, placement]
-        assert arm is not None
-        return float(arm.final("answer_correct", results.datasets).mean())
-
-    assert number["placement, content full"] == pytest.approx(score("full", "per_turn") - score("full", "delayed"))
-    assert number["both at once"] == pytest.approx(
-        number["placement, mean of both"] + number["content, mean of both"])
-    assert number["interaction"] == pytest.approx(
-        number["placement, content full"] - number["placement, content retrieval"])
+def test_outcomes_stand_beside_the_papers_differences(results: Results, reported: Reported) -> None:
+    table = tabulate("outcomes", results.runs, results.scale, reported)
+    arms = cells(table, "Ours", "final exact match")
+    gaps = cells(table, "Ours, differences", "final exact match")
+    assert value(gaps["MT-PPO − PPO-OR"]) == pytest.approx(value(arms["MT-PPO"]) - value(arms["PPO-OR"]))
+    paper = cells(table, "The paper", "final format")
+    assert paper["MT-PPO − PPO-OR"].words == "0.086"
+    assert paper["MT-PPO − PPO-MR"].words == "not reported"
+    assert not any(row.label.startswith("MT-GRPO") for row in table.blocks[-1].rows)
 
 
 def test_an_unknown_table_names_the_nearest(results: Results, reported: Reported) -> None:
@@ -179,9 +207,7 @@ def test_the_csv_holds_every_cell_with_its_interval(tmp_path: Path) -> None:
     assert frame(TABLE)["best"].tolist() == [1, 0, 0, 0, 0]
 
 
-def test_ties_are_all_bold_and_a_lone_row_is_not() -> None:
-    scores = (("a", 0.20001), ("b", 0.2), ("c", 0.1), ("d", 9.0))
-    rows = [TableRow(label, (Cell(Estimate(score, None, None, ())),)) for label, score in scores]
-    assert [row.cells[0].best for row in mark_best(rows, among=["a", "b", "c"])] == [True, True, False, False]
-    assert not any(row.cells[0].best for row in mark_best(rows[:2], among=["a", "b"]))  # equal as shown
-    assert not mark_best(rows[:1], among=["a"])[0].cells[0].best
+def test_a_columns_winner_alone_is_bold() -> None:
+    rows = [TableRow(label, (Cell(text="x"), Cell(text="y"))) for label in "ab"]
+    found = embolden(rows, ["b", None])
+    assert [[cell.best for cell in row.cells] for row in found] == [[False, False], [True, False]]

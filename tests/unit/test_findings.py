@@ -1,0 +1,214 @@
+"""Findings say what the runs show: each sentence is built from runs whose truth is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests import synthetic_runs as synthetic
+from turncredit.config.load import Scale, load_scale
+from turncredit.reporting import samples
+from turncredit.reporting.arm_labels import arm_labels, changes_of, factors
+from turncredit.reporting.factor_effects import main_effects
+from turncredit.reporting.findings import (
+    ablation_sentences,
+    above_the_expert,
+    changes,
+    collapses,
+    findings,
+    leader,
+    pairs_decided,
+    ranking,
+)
+from turncredit.reporting.outcomes import AREA, MATCH, SEARCHES, STEPS, measured
+from turncredit.reporting.reported import read_reported
+from turncredit.reporting.runs import Runs
+from turncredit.reporting.samples import Sample
+from turncredit.reporting.scores import Results
+from turncredit.reporting.statistics import Estimate
+
+ROOT = Path(__file__).parents[2]
+
+
+def sample(level: float, spread: float = 0.01, runs: int = 6, seed: int = 0) -> Sample:
+    """Runs whose mean is exactly ``level``."""
+    noise = np.random.default_rng(seed).normal(size=(runs, 1))
+    return Sample(level + spread * (noise - noise.mean()), np.zeros(runs, dtype=np.int64))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return synthetic.results(tmp_path_factory.mktemp("runs"), synthetic.ALL)
+
+
+def changed(results: Results, experiment: str, levels: Mapping[str, float], column: str,
+            step: Callable[[pd.Series], pd.Series] = lambda steps: steps >= 0) -> Results:
+    """The same runs, but for a validation or training column that is one number for each arm at some steps."""
+    runs = results.runs[experiment]
+    value = runs.metrics["arm"].map(levels).where(step(runs.metrics["step"]), runs.metrics[column])
+    metrics = runs.metrics.assign(**{column: value.where(runs.metrics[column].notna())})
+    return replace(results, runs={**results.runs, experiment: replace(runs, metrics=metrics)})
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+def test_pairs_are_separated_after_holms_method() -> None:
+    found = samples.pairs({"a": sample(0.5), "b": sample(0.8, seed=1), "c": sample(0.65, spread=0.5, seed=2)})
+    assert [(pair.high, pair.low) for pair in found if pair.separated] == [("b", "a")]
+    assert found[0].gap == samples.difference(sample(0.8, seed=1), sample(0.5))
+    assert samples.winner({"a": sample(0.5), "b": sample(0.8, seed=1)}) == "b"
+    assert samples.winner({"a": sample(0.5), "b": sample(0.8, seed=1)}, sign=-1) == "a"
+    assert samples.winner({"a": sample(0.5), "b": sample(0.501, spread=0.3, seed=1)}) is None
+
+
+def test_equal_arms_are_seldom_separated() -> None:
+    """All pairs of six arms from one distribution: some pair is separated in about 5 % of experiments."""
+    rng = np.random.default_rng(0)
+    false = 0
+    for _ in range(200):
+        arms = {name: Sample(rng.normal(size=(8, 1)), np.zeros(8, dtype=np.int64)) for name in "abcdef"}
+        false += any(pair.separated for pair in samples.pairs(arms))
+    assert false <= 20
+
+
+# --- sentences -------------------------------------------------------------------------------------------------------
+
+def test_the_leader_is_named_with_all_arms_that_are_not_separated_from_it() -> None:
+    arms = {"A": sample(0.9), "B": sample(0.899, seed=1), "C": sample(0.5, seed=2)}
+    assert leader(arms, AREA) == ("Exact match is learnt fastest by A (area under the validation curve, step 0 left "
+                                  "out: 0.900), not separated from B.")
+    assert leader({"A": arms["A"], "C": arms["C"]}, AREA).endswith("separated from every other arm.")
+    assert leader({"A": arms["A"], "B": arms["B"]}, AREA).endswith("separated from no other arm.")
+
+
+def test_a_ranking_puts_the_best_first_and_counts_pairs() -> None:
+    arms = {"A": sample(10, 0.1), "B": sample(5, 0.1, seed=1), "C": sample(10.2, 0.1, seed=2)}
+    text = ranking(arms, STEPS)  # fewer steps are better
+    assert text.startswith("Steps to half of the expert's score: B 5.0, A 10.0, C 10.2; 2 of 3 pairs are separated, ")
+    assert ranking({"A": arms["A"]}, STEPS) == ""
+
+
+def test_pairs_are_separated_within_the_margin_or_undecided() -> None:
+    arms = {"A": sample(0.9, 0.005), "B": sample(0.9, 0.005, seed=1), "C": sample(0.5, 0.005, seed=2),
+            "D": sample(0.7, 0.5, seed=3)}
+    assert pairs_decided({MATCH: samples.pairs(arms)}).endswith("of 6: exact match 2 / 1 / 3.")
+
+
+def test_a_change_is_sorted_by_its_intervals() -> None:
+    found = {AREA: Estimate(-0.1, -0.2, -0.01, (5, 5)), MATCH: Estimate(0.0, -0.01, 0.02, (5, 5)),
+             SEARCHES: Estimate(0.1, -0.5, 0.7, (5, 5))}
+    assert changes("X", found) == ("X changes area by -0.100 [-0.200, -0.010]; within the margin: exact match; "
+                                   "undecided: searches.")
+    assert changes("X", {SEARCHES: found[SEARCHES]}) == "X changes nothing for certain; undecided: searches."
+
+
+def test_the_area_leaves_step_0_out_and_half_is_reached_at_a_validated_step(results: Results) -> None:
+    low = {arm: 0.0 for arm in results.arm_names("search")}
+    late = results
+    for name in ("facts", "bridge"):
+        column = f"validation_{name}_answer_correct"
+        late = changed(late, "search", low, column, lambda steps: (steps > 0) & (steps < 15))
+        late = changed(late, "search", {arm: 0.9 for arm in low}, column, lambda steps: steps >= 15)
+    for arm, found in measured(STEPS, late, "search").items():
+        assert found.score_S_D.tolist() == [[15.0]] * 3, arm
+    for arm, found in measured(AREA, late, "search").items():  # steps 5 and 10 of six have 0
+        assert found.value == pytest.approx(0.9 * 4 / 6), arm
+    raised = changed(late, "search", {arm: 1.0 for arm in low}, "validation_facts_answer_correct", lambda s: s == 0)
+    assert measured(AREA, raised, "search")["MT-PPO"].value == pytest.approx(0.9 * 4 / 6)
+
+
+def test_main_effects_are_the_planted_ones(results: Results) -> None:
+    planted = {"merged-delayed": 0.2, "merged-per_turn": 0.3, "full-delayed": 0.5, "full-per_turn": 0.6}
+    found = results
+    for name in ("facts", "bridge"):
+        found = changed(found, "placement", planted, f"validation_{name}_answer_correct")
+    effects = {effect.factor: effect for effect in main_effects(found, "placement", (AREA,))}
+    assert effects.keys() == {"content", "placement"}
+    assert effects["content"].estimate.value == pytest.approx(0.3)
+    assert effects["placement"].estimate.value == pytest.approx(0.1)
+    assert [effect.pairs for effect in effects.values()] == [2, 2]
+    assert effects["placement"].name == "placement (per turn − delayed)"
+    assert main_effects(results, "readings") == []
+
+
+def factorial(tmp_path: Path) -> Scale:
+    """A scale whose experiment ``factorial`` crosses content, placement, estimator and rollout, as far as defined."""
+    arms = {f"{content}-{placement}-{estimator}-{rollout}":
+            f"{{algorithm: {'MT-GRPO' if estimator == 'group' else 'MT-PPO'}, "
+            f"overrides: {{content: {content}, placement: {placement}, rollout: {rollout}}}}}"
+            for content in ("merged", "full") for placement in ("terminal", "per_turn")
+            for estimator, rollout in (("group", "chains"), ("group", "tree"), ("critic", "chains"))}
+    lines = "".join(f"      {name}: {arm}\n" for name, arm in arms.items())
+    for name in ("algorithms", "mini"):
+        text = (ROOT / f"config/{name}.yaml").read_text()
+        if name == "mini":
+            text += ("  factorial:\n    task: *task\n    train_on: [facts, bridge]\n    training: *training\n"
+                     f"    arms:\n{lines}")
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return load_scale("mini", tmp_path)
+
+
+def test_factors_are_read_from_the_configuration(tmp_path: Path) -> None:
+    scale = factorial(tmp_path)
+    assert factors(scale, "factorial")["full-per_turn-critic-chains"] == {
+        "estimator": "critic", "placement": "per turn", "content": "full", "rollout": "chains"}
+    assert arm_labels(scale, "factorial")["merged-terminal-group-tree"] == "merged, terminal, group, tree"
+    level = {"merged": 0.0, "full": 0.1, "terminal": 0.0, "per_turn": 0.02, "group": 0.0, "critic": 0.3, "chains": 0.0,
+             "tree": -0.05}
+    arms = scale.experiments["factorial"].arms
+    metrics = pd.DataFrame([
+        {"experiment": "factorial", "arm": arm, "seed": seed, "step": step, "base": 0,
+         **{f"validation_{d}_answer_correct": 0.3 + sum(level[word] for word in arm.split("-")) + 0.001 * seed
+            for d in ("facts", "bridge")}} for arm in arms for seed in range(4) for step in (0, 5)])
+    evaluation = metrics[metrics["step"] == 5].assign(
+        dataset="facts", question_id="q", decoding="greedy", answer_correct=1.0)
+    found = Results(scale, {"factorial": Runs("factorial", metrics, evaluation, {}, "fresh")})
+    effects = {(e.factor, e.low, e.high): e for e in main_effects(found, "factorial", (AREA,))}
+    assert {key: round(e.estimate.value, 6) for key, e in effects.items()} == {
+        ("content", "merged", "full"): 0.1, ("placement", "terminal", "per turn"): 0.02,
+        ("estimator", "group", "critic"): 0.3, ("rollout", "chains", "tree"): -0.05}
+    assert [e.pairs for e in effects.values()] == [6, 6, 4, 4]
+
+
+def test_labels_come_from_the_overrides() -> None:
+    scale = synthetic.scale()
+    assert arm_labels(scale, "search") == {arm: arm for arm in scale.experiments["search"].arms}
+    assert arm_labels(scale, "ablation")["lambda-0.0"] == "λ_s = 0"
+    assert changes_of(scale, "ablation")["turns-5"] == "N_max = 5 instead of 4"
+    assert arm_labels(scale, "placement")["merged-per_turn"] == "merged, per turn"
+
+
+def test_each_arm_of_the_ablation_is_compared_with_the_first(results: Results) -> None:
+    levels = {"lambda-0.1": 0.4, "lambda-0.0": 0.2, "turns-5": 0.4, "turns-6": 0.4}
+    found = results
+    for name in ("facts", "bridge"):
+        found = changed(found, "ablation", levels, f"validation_{name}_answer_correct")
+    assert ablation_sentences(found, (AREA,)) == [
+        "λ_s = 0 instead of 0.1 changes area by -0.200 [-0.200, -0.200].",
+        "N_max = 5 instead of 4 changes nothing for certain; within the margin: area.",
+        "N_max = 6 instead of 4 changes nothing for certain; within the margin: area."]
+
+
+def test_arms_above_the_expert_are_named(results: Results) -> None:
+    runs = results.runs["untrained"]
+    evaluation = runs.evaluation.assign(answer_correct=runs.evaluation["answer_correct"].where(
+        runs.evaluation["dataset"] != "bridge", 0.0))
+    weak = replace(results, runs={**results.runs, "untrained": replace(runs, evaluation=evaluation)})
+    [sentence] = above_the_expert(weak)
+    assert f"`bridge` (0.000): {', '.join(results.arm_names('search'))}" in sentence
+
+
+def test_findings_have_sentences_for_what_was_run_only(results: Results) -> None:
+    reported = read_reported(ROOT / "paper_tables/reported")
+    everything = findings(results, reported)
+    assert "Two turns" in everything
+    search = findings(Results(results.scale, {"search": results.runs["search"]}), reported)
+    assert {*everything} - {*search} == {
+        "Content, placement, sampling, reading", "Search cost and turn limit", "Two turns"}
+    assert findings(Results(results.scale, {}), reported) == {}
+    assert collapses(results).endswith("): 0 of 18.")
