@@ -14,7 +14,8 @@ from tests import synthetic_runs as synthetic
 from turncredit.config.load import Scale, load_scale
 from turncredit.reporting import samples
 from turncredit.reporting.arm_labels import arm_labels, changes_of, factors
-from turncredit.reporting.factor_effects import main_effects
+from turncredit.reporting.factor_effects import main_effects, pairs_of_arms
+from turncredit.reporting.figures.builders import draw
 from turncredit.reporting.findings import (
     ablation_sentences,
     above_the_expert,
@@ -25,7 +26,7 @@ from turncredit.reporting.findings import (
     pairs_decided,
     ranking,
 )
-from turncredit.reporting.outcomes import AREA, MATCH, SEARCHES, STEPS, measured
+from turncredit.reporting.outcomes import AREA, FORMAT, MATCH, SEARCHES, STEPS, measured
 from turncredit.reporting.reported import read_reported
 from turncredit.reporting.runs import Runs
 from turncredit.reporting.samples import Sample
@@ -76,6 +77,17 @@ def test_equal_arms_are_seldom_separated() -> None:
     assert false <= 20
 
 
+def test_margins_are_those_of_the_claims() -> None:
+    tests = read_reported(ROOT / "paper_tables/reported").tests
+    for outcome, statistic, metric in (
+            (AREA, "validation", "answer_correct"), (STEPS, "steps_to_half", "answer_correct"),
+            (MATCH, "final", "answer_correct"), (FORMAT, "final", "format_correct"),
+            (SEARCHES, "training", "searches_mean")):
+        margins = {test.margin for test in tests if test.statistic == statistic and metric in test.metrics
+                   and test.direction != "similar" and test.margin is not None and test.experiment != "two_turn"}
+        assert outcome.margin in margins, outcome.key
+
+
 # --- sentences -------------------------------------------------------------------------------------------------------
 
 def test_the_leader_is_named_with_all_arms_that_are_not_separated_from_it() -> None:
@@ -87,7 +99,7 @@ def test_the_leader_is_named_with_all_arms_that_are_not_separated_from_it() -> N
 
 
 def test_a_ranking_puts_the_best_first_and_counts_pairs() -> None:
-    arms = {"A": sample(10, 0.1), "B": sample(5, 0.1, seed=1), "C": sample(10.2, 0.1, seed=2)}
+    arms = {"A": sample(10, 0.1), "B": sample(5, 0.1, seed=1), "C": sample(10.2, 1.0, seed=2)}
     text = ranking(arms, STEPS)  # fewer steps are better
     assert text.startswith("Steps to half of the expert's score: B 5.0, A 10.0, C 10.2; 2 of 3 pairs are separated, ")
     assert ranking({"A": arms["A"]}, STEPS) == ""
@@ -100,7 +112,7 @@ def test_pairs_are_separated_within_the_margin_or_undecided() -> None:
 
 
 def test_a_change_is_sorted_by_its_intervals() -> None:
-    found = {AREA: Estimate(-0.1, -0.2, -0.01, (5, 5)), MATCH: Estimate(0.0, -0.01, 0.02, (5, 5)),
+    found = {AREA: Estimate(-0.1, -0.2, -0.01, (5, 5)), MATCH: Estimate(0.0, -0.01, 0.015, (5, 5)),
              SEARCHES: Estimate(0.1, -0.5, 0.7, (5, 5))}
     assert changes("X", found) == ("X changes area by -0.100 [-0.200, -0.010]; within the margin: exact match; "
                                    "undecided: searches.")
@@ -123,7 +135,7 @@ def test_the_area_leaves_step_0_out_and_half_is_reached_at_a_validated_step(resu
 
 
 def test_main_effects_are_the_planted_ones(results: Results) -> None:
-    planted = {"merged-delayed": 0.2, "merged-per_turn": 0.3, "full-delayed": 0.5, "full-per_turn": 0.6}
+    planted = {"retrieval-delayed": 0.2, "retrieval-per_turn": 0.3, "full-delayed": 0.5, "full-per_turn": 0.6}
     found = results
     for name in ("facts", "bridge"):
         found = changed(found, "placement", planted, f"validation_{name}_answer_correct")
@@ -148,7 +160,10 @@ def factorial(tmp_path: Path) -> Scale:
         text = (ROOT / f"config/{name}.yaml").read_text()
         if name == "mini":
             text += ("  factorial:\n    task: *task\n    train_on: [facts, bridge]\n    training: *training\n"
-                     f"    arms:\n{lines}")
+                     f"    arms:\n{lines}"
+                     "  readings:\n    task: *task\n    train_on: [facts, bridge]\n    training: *training\n    arms:\n"
+                     "      MT-PPO: {algorithm: MT-PPO}\n      PPO-OR: {algorithm: PPO-OR}\n"
+                     "      MT-PPO-code: {algorithm: MT-PPO, overrides: {reading: code}}\n")
         (tmp_path / f"{name}.yaml").write_text(text)
     return load_scale("mini", tmp_path)
 
@@ -157,6 +172,10 @@ def test_factors_are_read_from_the_configuration(tmp_path: Path) -> None:
     scale = factorial(tmp_path)
     assert factors(scale, "factorial")["full-per_turn-critic-chains"] == {
         "estimator": "critic", "placement": "per turn", "content": "full", "rollout": "chains"}
+    assert factors(scale, "readings")["MT-PPO-code"]["reading"] == "code"  # and none of the keys that it sets
+    assert pairs_of_arms(factors(scale, "readings"), "reading", "text", "code") == [("MT-PPO", "MT-PPO-code")]
+    assert arm_labels(scale, "readings") == {
+        "MT-PPO": "MT-PPO, text", "PPO-OR": "PPO-OR, text", "MT-PPO-code": "MT-PPO, code"}
     assert arm_labels(scale, "factorial")["merged-terminal-group-tree"] == "merged, terminal, group, tree"
     level = {"merged": 0.0, "full": 0.1, "terminal": 0.0, "per_turn": 0.02, "group": 0.0, "critic": 0.3, "chains": 0.0,
              "tree": -0.05}
@@ -180,7 +199,7 @@ def test_labels_come_from_the_overrides() -> None:
     assert arm_labels(scale, "search") == {arm: arm for arm in scale.experiments["search"].arms}
     assert arm_labels(scale, "ablation")["lambda-0.0"] == "λ_s = 0"
     assert changes_of(scale, "ablation")["turns-5"] == "N_max = 5 instead of 4"
-    assert arm_labels(scale, "placement")["merged-per_turn"] == "merged, per turn"
+    assert arm_labels(scale, "placement")["retrieval-per_turn"] == "retrieval, per turn"
 
 
 def test_each_arm_of_the_ablation_is_compared_with_the_first(results: Results) -> None:
@@ -212,3 +231,25 @@ def test_findings_have_sentences_for_what_was_run_only(results: Results) -> None
         "Content, placement, sampling, reading", "Search cost and turn limit", "Two turns"}
     assert findings(Results(results.scale, {}), reported) == {}
     assert collapses(results).endswith("): 0 of 18.")
+
+
+def test_several_base_policies_are_compared_within_each(tmp_path: Path) -> None:
+    """Base policy 1 is better by 0.3 for every arm, which adds nothing to the error of a difference."""
+    found = synthetic.results(tmp_path, {"search": 2}, synthetic.scale(seeds=2, bases=2))
+    runs = found.runs["search"]
+    level = runs.metrics["arm"].map({arm: 0.1 + 0.05 * place for place, arm in enumerate(found.arm_names("search"))})
+    lifted = level + 0.3 * runs.metrics["base"] + 0.001 * runs.metrics["seed"]
+    validated = lifted.where(runs.metrics["step"] % 5 == 0)
+    columns = {f"validation_{d}_answer_correct": validated for d in ("facts", "bridge")}
+    results = replace(found, runs={"search": replace(runs, metrics=runs.metrics.assign(**columns))})
+    arms = measured(AREA, results, "search")
+    assert arms["MT-PPO"].base_S.tolist() == [0, 0, 1, 1]
+    widest = samples.mean(arms["MT-PPO"])
+    assert widest.bases == 2
+    assert widest.low is not None
+    assert widest.low < 0.1
+    assert all(pair.separated for pair in samples.pairs(arms))
+    assert leader(arms, AREA).endswith("separated from every other arm.")
+    figure, data = draw("learning", results.runs, results.scale, read_reported(ROOT / "paper_tables/reported"))
+    assert {f"base {base} seed {seed}" for base in (0, 1) for seed in (0, 1)} <= {*data.columns}
+    assert "MT-PPO (n = 4)" in "\n".join(text.get_text() for text in figure.legends[0].get_texts())

@@ -11,7 +11,8 @@ import pytest
 
 from tests import synthetic_runs as synthetic
 from turncredit.errors import DataError
-from turncredit.reporting.audit import Entry, audit
+from turncredit.reporting.audit import audit
+from turncredit.reporting.entries import Entry
 from turncredit.reporting.findings import headline
 from turncredit.reporting.outcomes import PRIMARY, measured
 from turncredit.reporting.reported import Reported, read_reported

@@ -132,7 +132,7 @@ def test_a_table_says_scale_seeds_source_and_that_it_is_not_comparable(results: 
     for name in TABLES:
         if name not in ("table1_granularity", "budget"):
             text = markdown(tabulate(name, results.runs, results.scale, reported))
-            for words in ("scale mini", "runs: fresh", "seeds: 3", "Not comparable", "fewer than 5 seeds"):
+            for words in ("scale mini", "runs: fresh", "3 of each arm", "Not comparable", "fewer than 5 runs"):
                 assert words in text
 
 

@@ -26,10 +26,17 @@ def factors(scale: Scale, experiment: str) -> dict[str, Factors]:
 
     The words of an algorithm are factors by their names (``content``); other keys have their path (``task.max_turns``).
     """
-    settings = {arm: dict(_flat(scale.run(experiment, arm, 0).model_dump(
-        mode="json", exclude=_IDENTITY | RUNTIME_KEYS))) for arm in scale.experiments[experiment].arms}
+    found_experiment = scale.experiments[experiment]
+    settings = {name: {READING: arm.overrides.reading or found_experiment.reading or scale.reading} | dict(
+        _flat(scale.run(experiment, name, 0).model_dump(mode="json", exclude=_IDENTITY | RUNTIME_KEYS)))
+        for name, arm in found_experiment.arms.items()}
     keys = list(dict.fromkeys(key for found in settings.values() for key in found))
     differ = [key for key in keys if len({found.get(key) for found in settings.values()}) > 1]
+    if READING in differ:  # the word stands for the keys that it sets
+        run = scale.run(experiment, next(iter(settings)), 0)
+        sections = {"task": run.task, "rewards": run.rewards, "training": run.training}
+        set_by_it = {f"{name}.{key}" for name, section in sections.items() for key in type(section).CODE}
+        differ = [key for key in differ if key not in set_by_it]
     return {arm: {key: found[key] for key in differ if key in found} for arm, found in settings.items()}
 
 

@@ -71,10 +71,11 @@ def differences(results: Results, experiment: str, reported: Reported) -> list[D
         samples = measured(outcome, results, experiment)
         adjusted = {frozenset((pair.high, pair.low)): pair for pair in pairs(samples)}
         for a, b in planned_pairs(results, experiment):
-            if a in samples and b in samples:
-                pair = adjusted[frozenset((a, b))]
-                found.append(Difference(a, b, outcome, difference(samples[a], samples[b]), pair.p_value,
-                                        pair.separated, paper_difference(reported, outcome, a, b)))
+            pair = adjusted.get(frozenset((a, b)))
+            if pair is not None:
+                gap = difference(samples[a], samples[b], samples.values())
+                found.append(Difference(a, b, outcome, gap, pair.p_value, pair.separated,
+                                        paper_difference(reported, outcome, a, b)))
     return found
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from turncredit.reporting.arm_labels import LEVELS, WORDS, Factors, factors
 from turncredit.reporting.outcomes import PRIMARY, Outcome, measured
-from turncredit.reporting.samples import Sample, contrast
+from turncredit.reporting.samples import Sample, contrast, share_bases
 from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 
@@ -58,7 +58,7 @@ def main_effects(results: Results, experiment: str, outcomes: tuple[Outcome, ...
             for low, high in pairwise(used):
                 partners = pairs_of_arms(levels, factor, low, high)
                 measured_pairs = [pair for pair in partners if {*pair} <= samples.keys()]
-                if measured_pairs:
+                if measured_pairs and share_bases(samples[arm] for pair in measured_pairs for arm in pair):
                     found.append(MainEffect(experiment, factor, low, high, outcome,
                                             mean_difference(samples, measured_pairs), len(measured_pairs)))
     return found
@@ -84,4 +84,4 @@ def mean_difference(samples: Mapping[str, Sample], partners: list[tuple[str, str
     for low, high in partners:
         weights[low] = weights.get(low, 0.0) - 1 / len(partners)
         weights[high] = weights.get(high, 0.0) + 1 / len(partners)
-    return contrast([samples[arm] for arm in weights], list(weights.values()))
+    return contrast([samples[arm] for arm in weights], list(weights.values()), samples.values())

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from turncredit.reporting import samples as compare
 from turncredit.reporting.arm_labels import changes_of
 from turncredit.reporting.catalogue import FACTORIAL
-from turncredit.reporting.claims import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed
+from turncredit.reporting.claim_scores import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed
 from turncredit.reporting.differences import differences
 from turncredit.reporting.factor_effects import main_effects
 from turncredit.reporting.outcomes import (
@@ -181,8 +183,9 @@ def ablation_estimates(results: Results, outcomes: Iterable[Outcome]) -> dict[st
     for outcome in outcomes:
         samples = measured(outcome, results, "ablation")
         for arm in samples:
-            if arm != reference and reference in samples:
-                estimates.setdefault(words[arm], {})[outcome] = compare.difference(samples[arm], samples[reference])
+            if arm != reference and reference in samples and compare.share_bases([samples[arm], samples[reference]]):
+                estimates.setdefault(words[arm], {})[outcome] = compare.difference(
+                    samples[arm], samples[reference], samples.values())
     return estimates
 
 
@@ -237,7 +240,7 @@ def runs_in_words(results: Results) -> str:
         arms = results.arms(name)
         if not arms or name not in results.runs:
             continue
-        parts.append(f"`{name}` {len(arms)} arms of {_span([len(runs.seeds) for runs in arms.values()])}")
+        parts.append(f"`{name}` {len(arms)} arms of {_span([len(runs.runs) for runs in arms.values()])}")
         own = results.runs[name].manifests.values()
         revisions |= {str(manifest.get("code_revision"))[:7] for manifest in own}
         count += sum(arm not in results.scale.experiments[name].arms or
@@ -246,7 +249,7 @@ def runs_in_words(results: Results) -> str:
         for runs in arms.values():
             if not runs.metrics.empty:
                 steps.add(runs.steps)
-                tokens += runs.metrics.loc[runs.metrics["step"] > 0].groupby("seed")["tokens_sampled"].mean().tolist()
+                tokens += np.nanmean(runs.curve("tokens_sampled")[1], axis=1).tolist()
     return "" if not parts else (
         f"{count} runs of {_span(steps)} steps (runs an arm: {', '.join(parts)}; arms may share runs), "
         f"{min(tokens):,.0f} to {max(tokens):,.0f} sampled tokens a step, made at revision "

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turncredit.reporting.claims import NotMeasured
-from turncredit.reporting.samples import Sample, final, of_runs
+from turncredit.reporting.claim_scores import NotMeasured
+from turncredit.reporting.inference import Array
+from turncredit.reporting.samples import Sample, final, of_curves
 from turncredit.reporting.scores import ArmRuns, Results
-from turncredit.reporting.statistics import Array
 
 Measure = Callable[[Results, ArmRuns], Sample]
 
@@ -45,7 +45,7 @@ def area(results: Results, runs: ArmRuns) -> Sample:
         NotMeasured: the runs have no validation after step 0.
     """
     _, score_S_T = validation(results, runs, "answer_correct")
-    return of_runs(runs, score_S_T.mean(axis=1, keepdims=True))
+    return of_curves(runs, score_S_T.mean(axis=1, keepdims=True))
 
 
 def steps_to_half(results: Results, runs: ArmRuns) -> Sample:
@@ -59,7 +59,7 @@ def steps_to_half(results: Results, runs: ArmRuns) -> Sample:
     step_T, score_S_T = validation(results, runs, "answer_correct")
     reached_S_T = score_S_T >= goal
     first_S = np.where(reached_S_T.any(axis=1), step_T[reached_S_T.argmax(axis=1)], step_T[-1])
-    return of_runs(runs, np.asarray(first_S, dtype=float)[:, None])
+    return of_curves(runs, np.asarray(first_S, dtype=float)[:, None])
 
 
 def validation(results: Results, runs: ArmRuns, metric: str) -> tuple[Array, Array]:
@@ -115,22 +115,23 @@ def _early(column: str) -> Measure:
         if runs.metrics.empty or column not in runs.metrics.columns:
             raise NotMeasured(f"{runs.experiment}/{runs.arm} has no {column}")
         step_T, value_S_T = runs.curve(column)
-        return of_runs(runs, np.nanmean(value_S_T[:, (step_T > 0) & (step_T <= runs.steps / 3)], axis=1, keepdims=True))
+        early_T = (step_T > 0) & (step_T <= runs.steps / 3)
+        return of_curves(runs, np.nanmean(value_S_T[:, early_T], axis=1, keepdims=True))
     return measure
 
 
 AREA, STEPS, MATCH, FORMAT, SEARCHES = PRIMARY = (
     Outcome("area", "area under the validation curve", area, 0.05),
-    Outcome("steps_to_half", "steps to half of the expert's score", steps_to_half, 2.5, -1, 1),
-    Outcome("exact_match", "final exact match", _final("answer_correct"), 0.05, metric="answer_correct"),
-    Outcome("format", "final format", _final("format_correct"), 0.05, metric="format_correct"),
-    Outcome("searches", "searches per episode", _final("searches"), 0.25, 0, 2))
+    Outcome("steps_to_half", "steps to half of the expert's score", steps_to_half, 5, -1, 1),
+    Outcome("exact_match", "final exact match", _final("answer_correct"), 0.02, metric="answer_correct"),
+    Outcome("format", "final format", _final("format_correct"), 0.02, metric="format_correct"),
+    Outcome("searches", "searches per episode", _final("searches"), 0.1, 0, 2))
 
 # Outcomes that were not fixed in advance: of sampled episodes, over the first third of training.
-EARLY_SEARCHES = Outcome("early_searches", "early searches per episode", _early("searches_mean"), 0.25, 0, 2)
-EARLY_FORMAT = Outcome("early_format", "early format", _early("format_correct"), 0.05)
+EARLY_SEARCHES = Outcome("early_searches", "early searches per episode", _early("searches_mean"), 0.1, 0, 2)
+EARLY_FORMAT = Outcome("early_format", "early format", _early("format_correct"), 0.02)
 
 
 def on_set(dataset: str, metric: str = "answer_correct") -> Outcome:
     """Final exact match, or another metric, on one data set."""
-    return Outcome(dataset, f"{metric} on {dataset}", lambda results, runs: final(runs, metric, [dataset]), 0.05)
+    return Outcome(dataset, f"{metric} on {dataset}", lambda results, runs: final(runs, metric, [dataset]), 0.02)

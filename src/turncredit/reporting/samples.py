@@ -6,19 +6,17 @@ All figures, tables and findings take their intervals from here.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr
 
-from turncredit.reporting import statistics
+from turncredit.reporting import inference, statistics
+from turncredit.reporting.inference import Array
 from turncredit.reporting.scores import ArmRuns
-from turncredit.reporting.statistics import Array, Estimate
-
-ALPHA = 0.05
+from turncredit.reporting.statistics import Estimate
+from turncredit.reporting.verdicts import ALPHA, holm
 
 
 @dataclass(frozen=True)
@@ -72,63 +70,81 @@ def final(runs: ArmRuns, metric: str, datasets: Sequence[str]) -> Sample:
     Raises:
         DataError: the evaluation has no such metric or data set.
     """
-    return of_runs(runs, runs.final(metric, datasets))
+    return Sample(runs.final(metric, datasets), runs.base_S)
 
 
-def of_runs(runs: ArmRuns, score_S_D: Array) -> Sample:
-    """A sample of scores computed from an arm's runs, one row for each."""
-    return Sample(score_S_D, np.zeros(len(score_S_D), dtype=np.int64))
+def of_curves(runs: ArmRuns, score_S_D: Array) -> Sample:
+    """A sample of scores computed from the curves of an arm's runs, one row for each."""
+    return Sample(score_S_D, runs.curve_base_S)
 
 
 def mean(sample: Sample) -> Estimate:
     """Mean over runs and data sets, with its interval."""
-    return statistics.mean(sample.score_S_D)
+    return statistics.mean(sample.score_S_D, sample.base_S)
 
 
-def difference(a: Sample, b: Sample) -> Estimate:
-    """Mean of ``a`` minus mean of ``b``, with its interval."""
-    return statistics.difference(a.score_S_D, b.score_S_D)
+def share_bases(samples: Iterable[Sample]) -> bool:
+    """Whether the arms have a base policy in common, so that they can be compared."""
+    return bool(inference.shared_bases([sample.base_S for sample in samples]))
 
 
-def contrast(samples: Sequence[Sample], weights: Sequence[float]) -> Estimate:
-    """Weighted sum of the means, with its interval."""
-    return statistics.contrast([sample.score_S_D for sample in samples], weights)
+def difference(a: Sample, b: Sample, peers: Iterable[Sample] = ()) -> Estimate:
+    """Mean of ``a`` minus mean of ``b``, with its interval; for ``peers`` see ``contrast``."""
+    return contrast([a, b], [1.0, -1.0], peers)
+
+
+def contrast(samples: Sequence[Sample], weights: Sequence[float], peers: Iterable[Sample] = ()) -> Estimate:
+    """Weighted sum of the means, with its interval.
+
+    Args:
+        samples: arms with a base policy in common.
+        weights: one for each arm.
+        peers: all arms of the experiment. With several base policies their variation over these is pooled
+            (``inference``), which makes the interval narrower.
+    """
+    everything = list(peers)
+    if len(inference.shared_bases([sample.base_S for sample in samples])) > 1 and everything:
+        found = inference.effect([_cells(sample) for sample in samples], weights, [_cells(peer) for peer in everything])
+        low, high = found.interval() or (None, None)
+        return statistics.clean(Estimate(found.value, low, high, tuple(len(one.run_S) for one in samples), found.bases))
+    scores, bases = [sample.score_S_D for sample in samples], [sample.base_S for sample in samples]
+    if [*weights] == [1.0, -1.0]:
+        return statistics.difference(scores[0], scores[1], (bases[0], bases[1]))
+    return statistics.contrast(scores, weights, bases)
 
 
 def iqm(sample: Sample) -> Estimate:
     """Interquartile mean over runs, with its interval."""
-    return statistics.iqm(sample.score_S_D)
+    return statistics.iqm(sample.score_S_D, sample.base_S)
 
 
 def probability_of_improvement(a: Sample, b: Sample) -> Estimate:
     """Probability that a run of ``a`` beats a run of ``b`` on a random data set; ties count half."""
-    return statistics.probability_of_improvement(a.score_S_D, b.score_S_D)
+    return statistics.probability_of_improvement(a.score_S_D, b.score_S_D, (a.base_S, b.base_S))
 
 
-def p_value(a: Sample, b: Sample) -> float:
-    """Two-sided p-value of equal means, by Welch's t test over runs; 1 if an arm has a single run.
+def p_value(a: Sample, b: Sample, peers: Iterable[Sample] = ()) -> float:
+    """Two-sided p-value of equal means, as ``inference.effect`` tests them; 1 if an arm has a single run.
+
+    Args:
+        a: one arm.
+        b: the other.
+        peers: all arms of the experiment, whose variation over base policies is pooled.
 
     >>> same = Sample(np.array([[1.], [2.]]), np.array([0, 0]))
     >>> round(p_value(same, Sample(same.score_S_D + 10, same.base_S)), 4)
     0.0049
     """
-    parts = [(float(run_S.var(ddof=1)) / len(run_S), len(run_S) - 1)
-             for run_S in (a.run_S, b.run_S) if len(run_S) > 1]
-    if len(parts) < 2:
-        return 1.0
-    gap, variance = abs(a.value - b.value), sum(part for part, _ in parts)
-    if variance == 0:
-        return 1.0 if gap == 0 else 0.0
-    degrees = variance**2 / sum(part**2 / df for part, df in parts)
-    return float(2 * stdtr(degrees, -gap / math.sqrt(variance)))
+    found = inference.effect([_cells(a), _cells(b)], [1.0, -1.0], [_cells(peer) for peer in peers])
+    return min(1.0, 2 * min(found.p_above(0.0), found.p_below(0.0)))
 
 
 def pairs(samples: Mapping[str, Sample]) -> list[Pair]:
-    """All pairs of arms, p-values adjusted by Holm's method; the largest difference first."""
+    """All pairs of arms that share a base policy, p-values adjusted by Holm's method; the largest difference first."""
     names = [(a, b) if samples[a].value >= samples[b].value else (b, a)
-             for a, b in itertools.combinations(samples, 2)]
-    adjusted = holm([p_value(samples[high], samples[low]) for high, low in names])
-    found = [Pair(high, low, difference(samples[high], samples[low]), p)
+             for a, b in itertools.combinations(samples, 2) if share_bases([samples[a], samples[b]])]
+    adjusted = holm([p_value(samples[high], samples[low], samples.values()) for high, low in names])
+    found = [Pair(high, low, difference(samples[high], samples[low], samples.values()), p)
              for (high, low), p in zip(names, adjusted, strict=True)]
     return sorted(found, key=lambda pair: -pair.gap.value)
 
@@ -163,14 +179,5 @@ def within(found: Estimate, margin: float) -> bool:
     return found.low is not None and found.high is not None and -margin < found.low and found.high < margin
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the given order.
-
-    >>> holm([0.03, 0.01, 0.5])
-    [0.06, 0.03, 0.5]
-    """
-    order, adjusted, largest = sorted(range(len(p_values)), key=lambda i: p_values[i]), [1.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = largest
-    return adjusted
+def _cells(sample: Sample) -> inference.Cells:
+    return inference.cells(sample.run_S, sample.base_S)

@@ -13,11 +13,12 @@ from turncredit.config.load import Scale
 from turncredit.errors import DataError
 from turncredit.files import write_text
 from turncredit.reporting.comparability import comparability
+from turncredit.reporting.entries import Entry
 from turncredit.reporting.findings import DEFINITIONS, findings, headline, interval, runs_in_words
 from turncredit.reporting.outcomes import PRIMARY, measured
 from turncredit.reporting.reported import Reported
 from turncredit.reporting.samples import mean
-from turncredit.reporting.scores import Results, seed_counts, sources
+from turncredit.reporting.scores import Results, run_counts, sources
 from turncredit.reporting.tables.render import markdown_rows
 from turncredit.reporting.verdicts import Verdict
 
@@ -148,7 +149,7 @@ def _introduction(results: Results) -> str:
 
 def _runs(results: Results) -> str:
     arms = results.arms("search").values()
-    return f"{seed_counts(arms)} an arm, {sources(arms)}"
+    return f"{run_counts(arms)} an arm, {sources(arms)}"
 
 
 def _trained(results: Results) -> str:

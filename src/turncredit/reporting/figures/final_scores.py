@@ -38,7 +38,7 @@ def final_scores(results: Results) -> tuple[Figure, pd.DataFrame]:
                 panel = f"{METRIC_LABELS[metric]}, {dataset}"
                 records += [{"panel": panel, **found} for found in _arms(ax, arms, names, metric, dataset)]
                 ax.set_xlabel(METRIC_LABELS[metric])
-            line[0].set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].seeds)})" if n in arms else n
+            line[0].set_yticks(range(len(names)), [f"{n} (n = {len(arms[n].runs)})" if n in arms else n
                                                    for n in names])
         run = Line2D([], [], color=style.GREY, marker="o", markersize=2, linestyle="")
         found = Line2D([], [], color=style.GREY, marker="o")

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 
 from turncredit.reporting.arm_labels import arm_labels
 from turncredit.reporting.figures import style
+from turncredit.reporting.inference import Array
 from turncredit.reporting.scores import ArmRuns, Results, sources
-from turncredit.reporting.statistics import Array
 
 WINDOW = 3  # steps of the centred mean over curves of sampled episodes
 CEILING, AT_LEAST = 0.03, 3  # a curve is at the ceiling within 3 % of the top; said where three or more are
@@ -130,7 +130,7 @@ def curves_figure(results: Results, experiment: str, panels: Sequence[Sequence[P
         if any(not panel.smooth for panel in everything):
             notes.append("points are shifted sideways, so that none hides another")
         style.head(figure, f"{title}\n{'; '.join(notes)}",
-                   [(looks[arm], style.mathematics(f"{labels.get(arm, arm)} (n = {_count(runs)})"))
+                   [(looks[arm], style.mathematics(f"{labels.get(arm, arm)} (n = {len(runs.runs)})"))
                     for arm, runs in shown])
         style.footer(figure, provenance(results, experiment, arms))
     return figure, pd.concat(data, ignore_index=True) if data else pd.DataFrame(columns=_COLUMNS)
@@ -142,10 +142,6 @@ def provenance(results: Results, experiment: str, arms: Sequence[str]) -> str:
     partial = f"  ·  PARTIAL, {missing}" if missing else ""
     origin = sources(results.arm(experiment, arm) for arm in arms)
     return f"scale {results.scale.name}  ·  runs: {origin}  ·  n: runs{partial}"
-
-
-def _count(runs: ArmRuns) -> int:
-    return len(runs.seeds)
 
 
 def _draw(ax: Axes, results: Results, experiment: str, panel: Panel,
@@ -184,8 +180,9 @@ def _draw(ax: Axes, results: Results, experiment: str, panel: Panel,
 
 
 def _run_names(runs: ArmRuns) -> list[str]:
-    """Names of the rows of an arm's curves."""
-    return [f"seed {seed}" for seed in sorted(runs.metrics["seed"].unique())]
+    """Names of the rows of an arm's curves: base policy and seed."""
+    rows = runs.metrics[["base", "seed"]].drop_duplicates().sort_values(["base", "seed"])
+    return [f"base {base} seed {seed}" for base, seed in rows.itertuples(index=False)]
 
 
 def _times(factor: float) -> Callable[[ArrayLike], ArrayLike]:

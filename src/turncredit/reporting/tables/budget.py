@@ -37,6 +37,6 @@ def _cells(runs: ArmRuns | None) -> tuple[Cell, ...]:
     sums = {column: float(np.nansum(runs.curve(column)[1], axis=1).mean()) for column in _SUMS}
     minutes = float(np.nanmax(runs.curve("wall_s")[1], axis=1).mean()) / 60
     per_question = sums["trajectories"] / sums["questions"]
-    count = (len(runs.seeds),)
+    count = (len(runs.runs),)
     return (Cell(text=str(runs.steps)), *(Cell(text=f"{total:,.0f}") for total in sums.values()),
             *(Cell(Estimate(value, None, None, count), digits=1) for value in (per_question, minutes)))

@@ -9,7 +9,7 @@ from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting import samples
 from turncredit.reporting.arm_labels import arm_labels
-from turncredit.reporting.claims import collapsed
+from turncredit.reporting.claim_scores import collapsed
 from turncredit.reporting.reported import Reported, Value
 from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results
@@ -194,7 +194,7 @@ def _metrics_row(label: str, runs: ArmRuns | None, metrics: Sequence[str], datas
 def _collapsed(runs: ArmRuns, datasets: Sequence[str]) -> str:
     if runs.metrics.empty:
         return "?"
-    return f"{int(collapsed(runs, 'answer_correct', datasets).sum())} of {len(runs.seeds)}"
+    return f"{int(collapsed(runs, 'answer_correct', datasets).sum())} of {len(runs.runs)}"
 
 
 def _reported_block(reported: Reported, place: str, metric: str, title: str) -> Block:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from turncredit.reporting import samples
 from turncredit.reporting.comparability import comparability
-from turncredit.reporting.scores import ArmRuns, Results, seed_counts, sources
+from turncredit.reporting.scores import ArmRuns, Results, run_counts, sources
 from turncredit.reporting.tables.render import NOT_RUN, Cell
 
 BOLD = "Bold: separated from every other arm, p ≤ 0.05 after Holm's method over all pairs of arms of a column"
@@ -15,10 +15,10 @@ BOLD = "Bold: separated from every other arm, p ≤ 0.05 after Holm's method ove
 def provenance(results: Results, all_runs: Iterable[ArmRuns | None]) -> tuple[str, ...]:
     """The notes under every table of ours: scale, origin of the runs, their number, intervals, comparability."""
     arms = [arm for arm in all_runs if arm is not None]
-    notes = [f"Ours: scale {results.scale.name}, runs: {sources(arms)}, seeds: {seed_counts(arms)}; greedy decoding; "
-             "mean over runs [95% interval]"]
-    if any(1 < len(arm.seeds) < 5 for arm in arms):
-        notes.append("With fewer than 5 seeds an arm's interval is the whole range of its resamples, and still "
+    notes = [f"Ours: scale {results.scale.name}, runs: {sources(arms)}, {run_counts(arms)} of each arm; greedy "
+             "decoding; mean over runs [95% interval]"]
+    if any(1 < len(arm.runs) < 5 for arm in arms):
+        notes.append("With fewer than 5 runs an arm's interval is the whole range of its resamples, and still "
                      "contains the true mean in only about 3 of 4 cases")
     return (*notes, comparability(results.scale))
 
@@ -31,4 +31,4 @@ def mean_cell(runs: ArmRuns | None, metric: str, datasets: Sequence[str], digits
 
 def remark(runs: ArmRuns | None) -> str:
     """Number and origin of an arm's runs; "" if it was not run."""
-    return "" if runs is None else f"{len(runs.seeds)}, {runs.source}"
+    return "" if runs is None else f"{len(runs.runs)}, {runs.source}"
