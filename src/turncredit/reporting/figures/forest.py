@@ -49,7 +49,7 @@ def differences_figure(results: Results, reported: Reported) -> tuple[Figure, pd
     rows = [Row("search", found.name, found.outcome, found.estimate, found.separated, found.p_value, found.paper)
             for found in differences(results, "search", reported)]
     return _forest(results, rows, "Search: differences between arms on the training domain",
-                   "separated: p ≤ 0.05 after Holm's method over all pairs of an outcome", "not separated",
+                   "separated (p ≤ 0.05 after Holm's method)", "not separated",
                    ["search"])
 
 

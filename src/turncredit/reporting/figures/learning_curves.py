@@ -159,7 +159,7 @@ def _draw(ax: Axes, results: Results, experiment: str, panel: Panel,
         look = looks[arm]
         ax.plot(step_T + shift, value_S_T.T, color=look.colour, linewidth=0.5, alpha=0.3, zorder=1.5)
         ax.plot(step_T + shift, mean_T, color=look.colour, linestyle=look.line, marker=look.marker, markersize=3.5,
-                markevery=max(len(step_T) // 8, 1), zorder=3)
+                markevery=_markers(len(step_T), place, len(present)), zorder=3)
         means[arm] = pd.Series(mean_T, index=step_T)
         data = {"panel": panel.name, "arm": arm, "step": step_T.astype(int), "mean": mean_T}
         drawn.append(pd.DataFrame(data | dict(zip(_run_names(runs), value_S_T, strict=True))))
@@ -177,6 +177,12 @@ def _draw(ax: Axes, results: Results, experiment: str, panel: Panel,
         ax.text(0.98, 0.06, f"{who} at the ceiling\nfrom step {step:g}", transform=ax.transAxes, ha="right",
                 va="bottom", fontsize=6.5, color=style.GREY)
     return drawn
+
+
+def _markers(steps: int, place: int, arms: int) -> int | tuple[int, int]:
+    """Steps with a marker: all of a few, else some, at other steps for each arm."""
+    every = max(steps // 8, 1)
+    return 1 if steps <= FEW_POINTS else (place * every // max(arms, 1), every)
 
 
 def _run_names(runs: ArmRuns) -> list[str]:
