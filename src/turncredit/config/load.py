@@ -15,6 +15,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, ValidationInfo, fie
 
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.base import StrictModel, explain, optional, read_mapping, refuse, validate_as
+from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.experiment import CheckpointConfig, Experiment, as_task
 from turncredit.config.paths import run_key
@@ -58,6 +59,7 @@ class Scale(StrictModel):
     rewards: dict[str, SerializeAsAny[RewardConfig]] = Field(default={}, validate_default=True)  # by task
     experiments: dict[str, Experiment]
     checkpoints: dict[str, CheckpointConfig] = Field(default={})
+    credit_bench: CreditBenchConfig = CreditBenchConfig()
     algorithms: dict[str, Algorithm]
 
     @field_validator("rewards", mode="before")
@@ -147,6 +149,8 @@ class Scale(StrictModel):
                 raise ValueError(f"experiments.{name}.{fault}")
         for fault in self._flaw_faults():
             raise ValueError(f"warm_start.flaws{fault}")
+        if (named := self.credit_bench.experiment) is not None and named not in self.experiments:
+            raise ValueError(f"credit_bench.experiment: no experiment {named!r}; {nearest(named, self.experiments)}")
         for name, checkpoint in self.checkpoints.items():
             if checkpoint.experiment not in self.experiments:
                 raise ValueError(f"checkpoints.{name}.experiment: no experiment {checkpoint.experiment!r}; "

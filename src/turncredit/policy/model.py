@@ -111,7 +111,7 @@ class Critic(nn.Module):
 
     def forward(self, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
         """Return values [B, T], float32; the value at index 0, which has no previous token, is 0."""
-        hidden_B_T_H = _hidden(self.backbone, ids_B_T, attention_B_T)
+        hidden_B_T_H = hidden_states(self.backbone, ids_B_T, attention_B_T)
         values_B_T = self.head(hidden_B_T_H).squeeze(-1).float()
         return nn.functional.pad(values_B_T[:, :-1], (1, 0))
 
@@ -139,7 +139,7 @@ def token_logprobs(model: PreTrainedModel, ids_B_T: Tensor, attention_B_T: Tenso
         belongs to p(. | ids[<t]).
     """
     _check_mask(loss_mask_B_T)
-    hidden_B_T_H = _hidden(model.base_model, ids_B_T, attention_B_T)
+    hidden_B_T_H = hidden_states(model.base_model, ids_B_T, attention_B_T)
     predicts_B_T = loss_mask_B_T[:, 1:].bool()
     return logprobs_of(model, hidden_B_T_H[:, :-1][predicts_B_T], ids_B_T[:, 1:][predicts_B_T], temperature,
                        entropy_gradient=entropy_gradient)
@@ -166,7 +166,7 @@ def head_logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     return model.get_output_embeddings()(hidden).float()
 
 
-def _hidden(backbone: nn.Module, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
+def hidden_states(backbone: nn.Module, ids_B_T: Tensor, attention_B_T: Tensor) -> Tensor:
     """Return the last hidden states [B, T, H]; padding has no position."""
     position_B_T = (attention_B_T.long().cumsum(-1) - 1).clamp(min=0)
     output = backbone(input_ids=ids_B_T, attention_mask=attention_B_T, position_ids=position_B_T, use_cache=False)

@@ -1,0 +1,115 @@
+"""Values of the bench's critics at every sampled token: 0, fitted to other episodes, or exact.
+
+- ``zero``: V = 0, the critic with which training starts.
+- ``fitted``: a linear map of the frozen policy's last hidden state before the token, fitted by ridge regression to
+  the returns of other episodes. It is a critic's head after many updates, not its backbone.
+- ``exact``: V of the state in which a turn begins, for all tokens of the turn: the mean return of resampled
+  continuations. A baseline of the turn, as Q - V of turns wants; within a turn it does not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from turncredit.config.training import TrainingConfig
+from turncredit.credit.base import Estimator, TrajectoryRewards
+from turncredit.credit.rows import Row
+from turncredit.errors import ConfigError
+from turncredit.policy.model import hidden_states
+from turncredit.training.batch import Batch
+from turncredit.types import Group
+
+Critic = Literal["zero", "fitted", "exact"]
+CRITICS: tuple[Critic, ...] = ("zero", "fitted", "exact")
+RIDGE = 1e-3  # of the regression, per token, for features of unit variance
+
+
+@torch.no_grad()
+def features(policy: PreTrainedModel, batch: Batch, settings: TrainingConfig) -> Tensor:
+    """The policy's last hidden state before each loss token, ``feature_N_H``, float32 on the CPU."""
+    feature_N_H = torch.zeros(len(batch.old_logprob_N), policy.config.hidden_size)
+    for micro in batch.micro_batches(batch.trained, settings.micro_batch_tokens):
+        on_device = micro.to(policy.device)
+        hidden_B_T_H = hidden_states(policy.base_model, on_device.ids_B_T, on_device.attention_B_T)
+        feature_N_H[micro.flat_N] = hidden_B_T_H[:, :-1][on_device.loss_mask_B_T[:, 1:]].float().cpu()
+    return feature_N_H
+
+
+def returns_of(estimator: Estimator, groups: Sequence[Group], rewards: Sequence[Sequence[TrajectoryRewards]],
+               rows: Sequence[Row], old_logprob_N: Tensor) -> Tensor:
+    """What a critic predicts at each loss token, ``return_N``: the estimator's targets at V = 0 and lambda = 1."""
+    zero_N = torch.zeros_like(old_logprob_N)
+    return_N = undiscounted_by_lambda(estimator).credit(
+        groups, rewards, rows, old_logprob_N=old_logprob_N, value_N=zero_N).return_N
+    if return_N is None:
+        raise ConfigError(f"estimator {type(estimator).__name__} uses a critic and gives it no targets",
+                          "return return_N in TokenCredit, or set uses_critic = False")
+    return return_N
+
+
+def undiscounted_by_lambda(estimator: Estimator) -> Estimator:
+    """The same estimator at lambda = 1, where its targets at V = 0 are returns."""
+    training = estimator.training.model_copy(update={"gae_lambda": 1.0})
+    return type(estimator)(estimator.placement, training, estimator.settings)
+
+
+def fit(feature_N_H: Tensor, return_N_A: Tensor) -> Tensor:
+    """Ridge regression of the returns of A arms on hidden states.
+
+    Returns:
+        ``weight_J_A``, J = H + 1; the last row is the constant. ``predict`` applies it.
+    """
+    mean_H, std_H = feature_N_H.double().mean(0), feature_N_H.double().std(0).clamp(min=1e-6)
+    x_N_H = (feature_N_H.double() - mean_H) / std_H
+    level_A = return_N_A.double().mean(0)
+    gram_H_H = x_N_H.T @ x_N_H / len(x_N_H) + RIDGE * torch.eye(x_N_H.shape[1], dtype=torch.float64)
+    slope_H_A = torch.linalg.solve(gram_H_H, x_N_H.T @ (return_N_A.double() - level_A) / len(x_N_H)) / std_H[:, None]
+    return torch.cat([slope_H_A, (level_A - mean_H @ slope_H_A)[None]])
+
+
+def predict(feature_N_H: Tensor, weight_J: Tensor) -> Tensor:
+    """Fitted values, ``value_N``, float32."""
+    return (feature_N_H.double() @ weight_J[:-1] + weight_J[-1]).float()
+
+
+def state_value_K(estimator: Estimator, continued_K: Sequence[Group],
+                  rewards_K: Sequence[Sequence[TrajectoryRewards]], members: slice) -> list[float]:
+    """V of the state in which each turn of a probe begins.
+
+    Args:
+        estimator: one with a critic.
+        continued_K: for each turn, episodes that begin with the turns before it.
+        rewards_K: their rewards under the arm's content.
+        members: which of the episodes count.
+    """
+    values, undiscounted = [], undiscounted_by_lambda(estimator)
+    for turn, (group, rewards) in enumerate(zip(continued_K, rewards_K, strict=True)):
+        return_L_K = undiscounted.turn_credits(group, rewards)
+        if return_L_K is None:
+            raise ConfigError(f"estimator {type(estimator).__name__} has no turn_credits of chains",
+                              "return the returns of each turn at V = 0")
+        values.append(float(np.mean([return_K[turn] for return_K in return_L_K[members]])))
+    return values
+
+
+def with_exact(value_N: Tensor, rows: Sequence[Row], exact_of_row: Mapping[int, Sequence[float]]) -> Tensor:
+    """``value_N`` with the values of some rows' first turns replaced.
+
+    Args:
+        value_N: values of all loss tokens.
+        rows: their rows.
+        exact_of_row: index of a row -> V of its first turns.
+    """
+    parts = list(torch.split(value_N, [len(row.turn_N) for row in rows]))
+    for r, exact_K in exact_of_row.items():
+        turn_N = torch.from_numpy(rows[r].turn_N)
+        known_N = turn_N < len(exact_K)
+        exact_N = torch.tensor(list(exact_K), dtype=torch.float32)[turn_N.clamp(max=len(exact_K) - 1)]
+        parts[r] = torch.where(known_N, exact_N, parts[r])
+    return torch.cat(parts)
