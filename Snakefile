@@ -21,6 +21,7 @@ include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/tables.smk"
 include: "workflow/rules/figures.smk"
+include: "workflow/rules/credit_bench.smk"
 include: "workflow/rules/audit.smk"
 include: "workflow/rules/unknown_targets.smk"
 
@@ -29,6 +30,7 @@ localrules:
     all,
     search,
     checkpoints,
+    credit_bench,
     plan,
     plan_of,
     data,
@@ -58,6 +60,17 @@ rule checkpoints:
             rules.evaluate_checkpoint.output,
             scale=config["scale"],
             checkpoint=SCALES[config["scale"]].checkpoints,
+        ),
+
+
+# What each estimator's credit is worth at fixed policies: the credit bench of a scale, and its figures.
+rule credit_bench:
+    input:
+        lambda w: RUNS[config["scale"]].bench_files(),
+        lambda w: expand(
+            "figures/{scale}/{name}.pdf",
+            scale=config["scale"],
+            name=RUNS[config["scale"]].bench_pages(),
         ),
 
 

@@ -26,6 +26,7 @@ from turncredit.config import load as config
 from turncredit.config import retriever as retrieval_config
 from turncredit.config import runtime as equipment
 from turncredit.config import training as training_config
+from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.data.sources import load_registry
 from turncredit.miniature.build import build_world
 from turncredit.miniature.questions import SPLITS
@@ -46,13 +47,14 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "retriever": retrieval_config.RetrieverConfig, "faiss": retrieval_config.FaissConfig,
     "server": retrieval_config.ServerConfig, "policy": materials.PolicyConfig,
     "warm_start": materials.WarmStartConfig, "engine": equipment.EngineConfig, "launch": equipment.LaunchConfig,
-    "checkpoint": experiments.CheckpointConfig, **{f"rewards.{name}": task.rewards for name, task in TASKS.items()},
+    "checkpoint": experiments.CheckpointConfig, "credit_bench": CreditBenchConfig,
+    **{f"rewards.{name}": task.rewards for name, task in TASKS.items()},
     "experiment": experiments.Experiment, "task": TASKS["search"].config, "training": training_config.TrainingConfig,
     "arm": experiments.Arm, "overrides": experiments.ArmOverrides, "algorithm": algorithm_config.Algorithm}
 # Fields that are no keys of their own: told by other tables, or (name) the file's name.
 NESTED = {
     "": {"name", "world", "questions", "retriever", "retrievers", "policy", "warm_start", "engine", "launch",
-         "rewards", "experiments", "checkpoints", "algorithms"},
+         "rewards", "experiments", "checkpoints", "algorithms", "credit_bench"},
     "retriever": {"faiss", "server"}, "arm": {"overrides"},
     "experiment": {"task", "training", "engine", "launch", "arms"}}
 

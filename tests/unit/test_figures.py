@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from tests import synthetic_runs as synthetic
 from turncredit.episodes.records import EpisodeRecord, GroupRecord, RewardRecord, TurnRecord
 from turncredit.errors import ConfigError
-from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES
 from turncredit.reporting.figures import style
 from turncredit.reporting.figures.builders import ALL_ARMS, BUILDERS, COMPONENTS, CRITIC, GROUP, draw
 from turncredit.reporting.figures.final_scores import stacked
@@ -34,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_every_page_that_the_workflow_knows_has_a_builder_and_no_other() -> None:
-    assert list(BUILDERS) == list(FIGURES)
+    assert list(BUILDERS) == [*FIGURES, *BENCH_FIGURES]
     assert list(tables.BUILDERS) == list(TABLES)
 
 

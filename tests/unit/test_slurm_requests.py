@@ -12,7 +12,7 @@ import yte
 
 from turncredit.distributed.slurm import Amount, Site
 from turncredit.errors import ConfigError
-from turncredit.reporting.catalogue import FIGURES
+from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "profiles" / "slurm"
@@ -62,10 +62,11 @@ def test_the_papers_training_has_eight_gpus_of_one_node(tmp_path: Path, monkeypa
 
 def test_what_the_profile_names_are_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n".join(path.read_text() for path in (ROOT / "workflow" / "rules").glob("*.smk"))
-    rules = {*re.findall(r"^rule (\w+):$", text, re.MULTILINE), *(f"figure_{name}" for name in FIGURES)}
+    figures = {f"figure_{name}" for name in (*FIGURES, *BENCH_FIGURES)}
+    rules = {*re.findall(r"^rule (\w+):$", text, re.MULTILINE), *figures}
     bare = profile("{}", tmp_path, monkeypatch)
     assert set(bare["set-resources"]) | set(bare["groups"]) <= rules
-    assert {f"figure_{name}" for name in FIGURES} < set(bare["groups"])
+    assert figures < set(bare["groups"])
 
 
 def test_account_qos_and_constraint_are_every_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,12 @@ import sys
 from pathlib import Path
 
 from snakemake.utils import validate
+from turncredit.config.credit_bench import FILES as BENCH_FILES
 from turncredit.config.load import RunConfig, load_scale, scale_names
+from turncredit.credit_bench.setup import bench_config, bench_hash, experiment_name, trained_run
 from turncredit.data.sources import load_registry
-from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES
+from turncredit.training.run_folder import RunPaths
 from turncredit.workflow.request import WorkflowRequest, typed
 from turncredit.workflow.inputs import (
     ScaleInputs,

@@ -1,7 +1,8 @@
 """The ``turncredit`` command. Its sub-commands read and write files; a rule of the workflow calls one of them.
 
-The sub-commands are in ``data``, ``policies``, ``runs``, ``reports`` and ``show``. Heavy imports (torch) are inside the
-functions, so that ``--help`` is quick. A ``TurncreditError`` ends the command with a message and its exit code.
+The sub-commands are in ``data``, ``policies``, ``runs``, ``bench``, ``reports`` and ``show``. Heavy imports (torch) are
+inside the functions, so that ``--help`` is quick. A ``TurncreditError`` ends the command with a message and its exit
+code.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from turncredit.cli.bench import bench
 from turncredit.cli.data import data
 from turncredit.cli.options import Group, Root, ScaleName, prepare_process, scale_at
 from turncredit.cli.policies import policies
@@ -61,5 +63,5 @@ def plan(experiment: Annotated[str | None, typer.Option(help="one experiment; de
         write_text(output, to_csv(made))
 
 
-for part in (data, policies, runs, reports, show):
+for part in (data, policies, runs, bench, reports, show):
     app.add_typer(part)

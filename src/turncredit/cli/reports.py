@@ -62,14 +62,15 @@ def table(name: str, folders: Folders = None, scale: ScaleName = "mini", root: R
 @reports.command(rich_help_panel=PANEL)
 def figure(name: str, folders: Folders = None, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Draw one figure from collected runs, as PDF and PNG, with its data as CSV."""
-    from turncredit.reporting.catalogue import FIGURES, check_folders
+    from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, check_folders
     from turncredit.reporting.figures.builders import draw
     from turncredit.reporting.figures.style import save
     from turncredit.reporting.reported import FOLDER, read_reported
     from turncredit.reporting.runs import read_folders
 
     settings = scale_at(scale, root)
-    check_folders(f"figure {name}", FIGURES.get(name, ()), folders or [], settings, root, f"figures/{scale}/{name}.pdf")
+    check_folders(f"figure {name}", (FIGURES | BENCH_FIGURES).get(name, ()), folders or [], settings, root,
+                  f"figures/{scale}/{name}.pdf")
     drawn, data = draw(name, read_folders(folders or (), settings), settings, read_reported(root / FOLDER))
     save(name, drawn, data, root / "figures" / scale)
 

@@ -1,4 +1,4 @@
-"""Settings of the credit bench: what it measures with, and how much it samples."""
+"""Settings of the credit bench: what it measures with, and how much it samples; and the names in its table."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pydantic import Field, field_validator, model_validator
 from turncredit.config.base import StrictModel
 
 INITIAL = "initial"
+CREDIT_BENCH = "credit_bench"  # its folder of results
+COLUMNS = ("scale", "base", "checkpoint", "arm", "variant", "quantity", "target", "value", "standard_error", "tokens")
+FILES = ("credit_bench.csv", "manifest.json")  # of one checkpoint
+TRUTH = "truth"  # in the column arm: the true gradients themselves
+PAID = "paid_return"  # in the column target: the sum of what the arm itself is paid
 _TRAINED = re.compile(r"[A-Za-z0-9._-]+\.(final|step-[0-9]+)")
 
 
@@ -26,7 +31,7 @@ class CreditBenchConfig(StrictModel):
     replicates: int = Field(4, ge=4, multiple_of=2)  # batches in which each probed turn is credited again
     sweep_batches: int = Field(8, ge=0)  # batches of each arm in the sweeps below; 0: no sweeps
     group_sizes: tuple[int, ...] = ()  # sweep of `training.group_size`
-    tree_branchings: tuple[int, ...] = ()  # sweep of `training.tree_branching`
+    tree_branchings: tuple[int | tuple[int, ...], ...] = ()  # sweep of `training.tree_branching`
     turn_limits: tuple[int, ...] = ()  # sweep of `task.max_turns`
     coordinates: int = Field(2**20, ge=1)  # a policy with more parameters is measured on so many, drawn once
 

@@ -8,5 +8,6 @@
 - ``critics``: values of a critic that is 0, fitted, or exact
 - ``arms``: the batches, credits and gradients of each arm
 - ``alignment``, ``turn_errors``: the statistics; pure functions
+- ``records``: what is computed from probes
 - ``bench``: the whole measurement, from files to one CSV file
 """

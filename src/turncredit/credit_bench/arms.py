@@ -22,7 +22,6 @@ from turncredit.credit_bench.probes import Probe
 from turncredit.rollout.branching import branching_of
 from turncredit.seeding import START, derive_seed, draw
 from turncredit.training.batch import Batch
-from turncredit.training.budget import tokens_per_question
 from turncredit.types import Group, Item
 
 Array = NDArray[np.float64]
@@ -173,10 +172,21 @@ def branching_for(arm: Arm, training: TrainingConfig, max_turns: int) -> tuple[i
 
 
 def questions_per_batch(training: TrainingConfig, branching: Sequence[int], groups: Sequence[Group],
-                        pool: Sequence[Item]) -> int:
-    """Questions whose episodes have ``training.tokens_per_step`` sampled tokens, by the cost of given chains."""
-    cost = tokens_per_question(branching, [leaf for group in groups for leaf in group.transcripts])
-    return min(max(round(training.tokens_per_step / cost), 1), len(pool))
+                        most: int) -> int:
+    """Questions whose episodes have ``training.tokens_per_step`` sampled tokens, 1 to ``most``.
+
+    Args:
+        training: of the bench.
+        branching: turns sampled from each state. Turn k is sampled branching_1 * ... * branching_k times in every
+            episode that reaches it.
+        groups: chains of the same policy at the same temperature.
+        most: number of questions that there are.
+    """
+    copies_K = np.cumprod(branching)
+    chains = [leaf for group in groups for leaf in group.transcripts]
+    tokens = sum(int(copies) * len(turn.sampled_ids) for leaf in chains
+                 for copies, turn in zip(copies_K, leaf.turns, strict=False))
+    return min(max(round(training.tokens_per_step * len(chains) / tokens), 1), most)
 
 
 def measure_batches(creditor: Creditor, arms: Sequence[Arm], pool: Sequence[Item], branching: Sequence[int],

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from turncredit.config.credit_bench import CreditBenchConfig
+from turncredit.config.credit_bench import COLUMNS, FILES, TRUTH, CreditBenchConfig
 from turncredit.config.load import Scale
+from turncredit.config.training import TrainingConfig
 from turncredit.credit_bench import alignment, turn_errors
 from turncredit.credit_bench.alignment import Measured, Products
 from turncredit.credit_bench.arms import (
@@ -24,14 +25,12 @@ from turncredit.credit_bench.arms import (
     fit_heads,
     make_arms,
     measure_batches,
-    measurement,
     questions_per_batch,
-    replicate_credits,
 )
-from turncredit.credit_bench.critics import state_value_K
 from turncredit.credit_bench.gradients import GradientSpace
-from turncredit.credit_bench.play import Player, paid_return, target_names
-from turncredit.credit_bench.probes import Probe, measure_probes, state_values
+from turncredit.credit_bench.play import Player
+from turncredit.credit_bench.probes import measure_probes
+from turncredit.credit_bench.records import ProbeStudy, Record, record
 from turncredit.credit_bench.setup import arms_of, bench_config, experiment_name, policy_folder
 from turncredit.credit_bench.truth import BLOCKS, Truth, measure_truth
 from turncredit.errors import DataError
@@ -39,17 +38,14 @@ from turncredit.files import atomic_folder, json_sha256, sha256
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec
-from turncredit.tasks.plugin import Rewards, ServiceSettings
+from turncredit.tasks.plugin import ServiceSettings
 from turncredit.tasks.registry import plugin_of
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.run import set_threads
 from turncredit.training.run_folder import RunPaths
-from turncredit.types import Group, Item
+from turncredit.types import Item
 
-COLUMNS = ("scale", "base", "checkpoint", "arm", "variant", "quantity", "target", "value", "standard_error", "tokens")
-TRUTH = "truth"  # in the column arm: the true gradients themselves
-PAID = "paid_return"  # in the column target: the sum of what the arm itself is paid
-FILES = ("credit_bench.csv", "manifest.json")
+COMPARABLE = 0.8  # share of a training batch's tokens below which single batches are not compared
 Report = Callable[[str], None]
 
 
@@ -130,7 +126,7 @@ class Bench:
     arms: Sequence[Arm]
     report: Report = field(default=lambda text: None)
 
-    def measure(self) -> tuple[list[dict[str, Any]], int]:
+    def measure(self) -> tuple[list[Record], int]:
         """All records of the table, without the columns of the checkpoint; and the number of dropped probes."""
         truth = measure_truth(self.player, self.space, self.pool, self.sizes)
         self.report(f"true gradients: {len(truth.items)} questions, {truth.tokens} tokens")
@@ -146,7 +142,7 @@ class Bench:
         for arm in self.arms:
             by_branching.setdefault(branching_for(arm, training, limit), []).append(arm)
         for branching, arms in by_branching.items():
-            questions = questions_per_batch(training, branching, truth.groups, self.pool)
+            questions = questions_per_batch(training, branching, truth.groups, len(self.pool))
             in_batches = [arm for arm in arms if arm.critic != "exact"]
             if in_batches:
                 measured = measure_batches(creditor, in_batches, self.pool, branching, questions, self.sizes.batches)
@@ -160,41 +156,41 @@ class Bench:
             records += self._sweeps(creditor, truth)
         return records, probes.dropped
 
-    def _gradient_records(self, measured: Measurement, arms: Sequence[Arm], truth: Truth) -> Iterable[dict[str, Any]]:
+    def _gradient_records(self, measured: Measurement, arms: Sequence[Arm], truth: Truth) -> Iterable[Record]:
         training = self.player.config.training
         for arm, gradient_B_D, square_K, explained_B in zip(
                 arms, measured.gradient_A_B_D, measured.square_A_K, measured.explained_A_B, strict=True):
-            def record(quantity: str, found: Measured, target: str = "", variant: str = "",
-                       arm: Arm = arm) -> dict[str, Any]:
-                return _record(arm.name, variant or arm.variant, quantity, target, found, measured.tokens)
+            def row(quantity: str, found: Measured, target: str = "", variant: str = "", arm: Arm = arm) -> Record:
+                return record(arm.name, variant or arm.variant, quantity, target, found, measured.tokens)
 
             share = self.space.size / sum(p.numel() for p in self.space.policy.parameters())
             for m, name in enumerate(truth.names):
                 truth_H_D = truth.gradient_H_M_D[:, m]
                 products = Products.of(gradient_B_D, truth_H_D)
-                yield record("cosine_mean", alignment.jackknife(alignment.cosine_of_means, products), name)
-                yield record("cosine_batch", alignment.jackknife(alignment.cosine_of_batches, products), name)
-                yield record("snr_along", alignment.jackknife(
+                yield row("cosine_mean", alignment.jackknife(alignment.cosine_of_means, products), name)
+                if measured.tokens > COMPARABLE * training.tokens_per_step:
+                    yield row("cosine_batch", alignment.jackknife(alignment.cosine_of_batches, products), name)
+                yield row("snr_along", alignment.jackknife(
                     lambda p: alignment.snr_along(p, measured.tokens), products), name)
-                yield record("predicted_change", alignment.predicted_change(
+                yield row("predicted_change", alignment.predicted_change(
                     gradient_B_D, truth_H_D, learning_rate=training.learning_rate, max_norm=training.max_grad_norm,
                     share=share), name)
-            yield record("snr", alignment.jackknife(lambda p: alignment.snr(p, measured.tokens), products))
+            yield row("snr", alignment.jackknife(lambda p: alignment.snr(p, measured.tokens), products))
             joined = f"{arm.variant} " if arm.variant else ""
             for turn, part in enumerate(turn_errors.shares_by_turn(square_K), start=1):
-                yield record("credit_share", Measured(part, float("nan")), variant=f"{joined}turn={turn}")
+                yield row("credit_share", Measured(part, float("nan")), variant=f"{joined}turn={turn}")
             if arm.critic is not None:
-                yield record("critic_explained", Measured(
+                yield row("critic_explained", Measured(
                     float(np.mean(explained_B)), float(np.std(explained_B, ddof=1) / np.sqrt(len(explained_B)))))
 
-    def _sweeps(self, creditor: Creditor, truth: Truth) -> Iterable[dict[str, Any]]:
+    def _sweeps(self, creditor: Creditor, truth: Truth) -> Iterable[Record]:
         """The signal-to-noise ratio against group size, branching and number of turns; critics at 0."""
         arms = [arm for arm in self.arms if arm.critic in (None, "zero")]
         config = self.player.config
         for key, values in (("group_size", self.sizes.group_sizes), ("tree_branching", self.sizes.tree_branchings)):
             for value in values:
-                yield from self._sweep(creditor, arms, f"{key}={value}", truth, config.training.model_copy(
-                    update={key: value}), config.task.max_turns)
+                training = TrainingConfig.model_validate(config.training.model_dump() | {key: value})
+                yield from self._sweep(creditor, arms, f"{key}={value}", truth, training, config.task.max_turns)
         for limit in self.sizes.turn_limits:
             task = config.task.model_validate(config.task.model_dump() | {"max_turns": limit})
             player = Player(config.model_copy(update={"task": task}), self.player.engine, self.player.services,
@@ -202,8 +198,8 @@ class Bench:
             yield from self._sweep(Creditor(player, self.space, creditor.heads), arms, f"max_turns={limit}", truth,
                                    config.training, limit)
 
-    def _sweep(self, creditor: Creditor, arms: Sequence[Arm], variant: str, truth: Truth, training: Any,
-               limit: int) -> Iterable[dict[str, Any]]:
+    def _sweep(self, creditor: Creditor, arms: Sequence[Arm], variant: str, truth: Truth, training: TrainingConfig,
+               limit: int) -> Iterable[Record]:
         """One point of a sweep, for the arms whose batches it changes."""
         task, own = self.player.config.task, self.player.config.training
         by_branching: dict[tuple[int, ...], list[Arm]] = {}
@@ -214,112 +210,33 @@ class Bench:
         for branching, members in by_branching.items():
             groups = truth.groups if limit == task.max_turns else creditor.player.play(
                 self.pool[:64], (1,) * limit, "cost of a question", limit)
-            questions = questions_per_batch(own, branching, groups, self.pool)
+            questions = questions_per_batch(own, branching, groups, len(self.pool))
             measured = measure_batches(creditor, members, self.pool, branching, questions, self.sizes.sweep_batches)
             for arm, gradient_B_D in zip(members, measured.gradient_A_B_D, strict=True):
                 joined = f"{arm.variant} {variant}".strip()
                 products = Products.of(gradient_B_D, truth.gradient_H_M_D[:, 0])
-                yield _record(arm.name, joined, "snr", "", alignment.jackknife(
+                yield record(arm.name, joined, "snr", "", alignment.jackknife(
                     lambda p: alignment.snr(p, measured.tokens), products), measured.tokens)  # noqa: B023
         self.report(f"sweep {variant}")
 
 
-class ProbeStudy:
-    """Everything that is computed from probes: true advantages, exact critics, and the errors of credits."""
-
-    def __init__(self, player: Player, probes: Sequence[Probe], arms: Sequence[Arm]) -> None:
-        self.player, self.probes = player, probes
-        self.names = target_names(player.config.task.name)
-        self._value_P_K_C_M = [state_values(player, probe, self.names) for probe in probes]
-        contents = dict.fromkeys(arm.algorithm.content for arm in arms)
-        self._rewards = {content: [self._scored(probe, content) for probe in probes] for content in contents}
-
-    def _scored(self, probe: Probe, content: Any) -> list[list[Rewards]]:
-        """Rewards of the continuations from each state of a probe, and of the probe itself."""
-        groups = [*probe.continued_K, Group.of_chains([probe.transcript])]
-        return self.player.score([probe.item] * len(groups), groups, content)
-
-    def truth_records(self) -> Iterable[dict[str, Any]]:
-        """The share of each turn in a target's variance: E[(Q - V)^2] of the turn over the sum over turns."""
-        longest = max((len(probe.continued_K) for probe in self.probes), default=0)
-        for m, name in enumerate(self.names):
-            squares: list[list[float]] = [[] for _ in range(longest)]
-            for value_K_C_M in self._value_P_K_C_M:
-                for turn in range(len(value_K_C_M) - 1):
-                    third, fourth, _ = turn_errors.advantage(value_K_C_M[turn][:, m], value_K_C_M[turn + 1][:, m])
-                    squares[turn].append(third * fourth)
-            shares = turn_errors.shares_by_turn([np.array(found) for found in squares])
-            for turn, part in enumerate(shares, start=1):
-                yield _record(TRUTH, f"turn={turn}", "variance_share", name, Measured(part, float("nan")), 0)
-
-    def _exact(self, arm: Arm, p: int, members: slice) -> list[float]:
-        *rewards_K, _ = self._rewards[arm.algorithm.content][p]
-        return state_value_K(arm.estimator, self.probes[p].continued_K, rewards_K, members)
-
-    def exact_batches(self, creditor: Creditor, arms: Sequence[Arm], truth: Truth) -> Measurement | None:
-        """Batches of whole probes with an exact critic; None if the probes do not fill two batches."""
-        branching = (1,) * self.player.config.task.max_turns
-        size = questions_per_batch(self.player.config.training, branching, truth.groups, self.probes)
-        made = []
-        for start in range(0, len(self.probes) - size + 1, size):
-            chunk = range(start, start + size)
-            exact = {arm.name: {row: self._exact(arm, p, slice(None)) for row, p in enumerate(chunk)} for arm in arms}
-            made.append(creditor.credit(arms, [self.probes[p].item for p in chunk],
-                                        [Group.of_chains([self.probes[p].transcript]) for p in chunk], exact))
-        return measurement(creditor, made) if len(made) >= 2 else None
-
-    def credit_records(self, creditor: Creditor, arms: Sequence[Arm], branching: Sequence[int], questions: int,
-                       replicates: int) -> Iterable[dict[str, Any]]:
-        """Correlation, bias, variance and sign errors of each arm's credit, over all turns and by turn number."""
-        if not self.probes:
-            return
-        half = len(self._value_P_K_C_M[0][0]) // 4
-        credit_R_A_P = np.array([replicate_credits(
-            creditor, arms, self.probes, branching, questions, replicate,
-            [{arm.name: self._exact(arm, p, slice(0, half) if replicate % 2 == 0 else slice(half, 2 * half))
-              for arm in arms if arm.critic == "exact"} for p in range(len(self.probes))])
-            for replicate in range(replicates)])
-        for a, arm in enumerate(arms):
-            credit_P_R = credit_R_A_P[:, a].T
-            replayed_P = np.isfinite(credit_P_R).all(axis=1)
-            turn_P = np.array([probe.turn for probe in self.probes])[replayed_P]
-            for target in (*self.names, PAID):
-                third, fourth, error = np.array([self._advantage(arm, p, target)
-                                                 for p in np.flatnonzero(replayed_P)]).reshape(-1, 3).T
-                turns = turn_errors.TurnCredits(credit_P_R[replayed_P], np.stack([third, fourth], axis=1), error)
-                for turn in (None, *sorted(set(turn_P.tolist()))):
-                    chosen = turns if turn is None else turns.at(turn_P == turn)
-                    variant = " ".join(filter(None, (arm.variant, "" if turn is None else f"turn={turn + 1}")))
-                    for name, found in turn_errors.measure(chosen).items():
-                        yield _record(arm.name, variant, name, target, found, 0)
-
-    def _advantage(self, arm: Arm, p: int, target: str) -> tuple[float, float, float]:
-        turn, value_K_C_M = self.probes[p].turn, self._value_P_K_C_M[p]
-        if target != PAID:
-            m = self.names.index(target)
-            return turn_errors.advantage(value_K_C_M[turn][:, m], value_K_C_M[turn + 1][:, m])
-        before_C, after_C = (np.array([paid_return(rewards, arm.algorithm.placement) for rewards in leaves])
-                             for leaves in self._rewards[arm.algorithm.content][p][turn:turn + 2])
-        return turn_errors.advantage(before_C, after_C if len(after_C) > 1 else np.repeat(after_C, len(before_C)))
-
-
-def _truth_records(truth: Truth) -> Iterable[dict[str, Any]]:
-    def record(quantity: str, found: Measured, target: str, variant: str = "") -> dict[str, Any]:
-        return _record(TRUTH, variant, quantity, target, found, truth.tokens)
+def _truth_records(truth: Truth) -> Iterable[Record]:
+    def row(quantity: str, found: Measured, target: str, variant: str = "") -> Record:
+        return record(TRUTH, variant, quantity, target, found, truth.tokens)
 
     for m, name in enumerate(truth.names):
         truth_H_D = truth.gradient_H_M_D[:, m]
         products = Products.of(truth_H_D, truth_H_D)
         halves = alignment.halves_cosine(products.truth_H_H)
         value_H = truth.value_H_M[:, m]
-        yield record("mean", Measured(float(value_H.mean()), float(value_H.std(ddof=1) / np.sqrt(BLOCKS))), name)
-        yield record("halves_cosine", Measured(halves, float("nan")), name)
-        yield record("reliability", Measured(alignment.reliability(halves), float("nan")), name)
+        yield row("mean", Measured(float(value_H.mean()), float(value_H.std(ddof=1) / np.sqrt(BLOCKS))), name)
+        yield row("halves_cosine", Measured(halves, float("nan")), name)
+        yield row("reliability", Measured(alignment.reliability(halves), float("nan")), name)
         length = alignment.squared_length(products.truth_H_H)
-        yield record("gradient_norm", Measured(max(length, 0.0)**0.5, float("nan")), name)
+        yield row("gradient_norm", Measured(max(length, 0.0)**0.5, float("nan")), name)
         for n, other in enumerate(truth.names):
             if n != m:
-                yield record("cosine_mean", _cosine_of_truths(truth, m, n), other, variant=name)
+                yield row("cosine_mean", _cosine_of_truths(truth, m, n), other, variant=name)
 
 
 def _cosine_of_truths(truth: Truth, m: int, n: int) -> Measured:
@@ -333,8 +250,3 @@ def _cosine_of_truths(truth: Truth, m: int, n: int) -> Measured:
 
     blocks = np.arange(len(first_H_D))
     return Measured(cosine(blocks), alignment.spread([cosine(np.delete(blocks, h)) for h in blocks]))
-
-
-def _record(arm: str, variant: str, quantity: str, target: str, found: Measured, tokens: float) -> dict[str, Any]:
-    return {"arm": arm, "variant": variant, "quantity": quantity, "target": target, "value": found.value,
-            "standard_error": found.error, "tokens": round(tokens)}

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -78,24 +79,23 @@ def predict(feature_N_H: Tensor, weight_J: Tensor) -> Tensor:
     return (feature_N_H.double() @ weight_J[:-1] + weight_J[-1]).float()
 
 
-def state_value_K(estimator: Estimator, continued_K: Sequence[Group],
-                  rewards_K: Sequence[Sequence[TrajectoryRewards]], members: slice) -> list[float]:
-    """V of the state in which each turn of a probe begins.
+def state_returns(estimator: Estimator, continued_K: Sequence[Group],
+                  rewards_K: Sequence[Sequence[TrajectoryRewards]]) -> NDArray[np.float64]:
+    """Returns from the state in which each turn of a probe begins, ``return_K_C``; their means over C are V.
 
     Args:
         estimator: one with a critic.
-        continued_K: for each turn, episodes that begin with the turns before it.
+        continued_K: for each turn, C episodes that begin with the turns before it.
         rewards_K: their rewards under the arm's content.
-        members: which of the episodes count.
     """
-    values, undiscounted = [], undiscounted_by_lambda(estimator)
+    returns, undiscounted = [], undiscounted_by_lambda(estimator)
     for turn, (group, rewards) in enumerate(zip(continued_K, rewards_K, strict=True)):
         return_L_K = undiscounted.turn_credits(group, rewards)
         if return_L_K is None:
             raise ConfigError(f"estimator {type(estimator).__name__} has no turn_credits of chains",
                               "return the returns of each turn at V = 0")
-        values.append(float(np.mean([return_K[turn] for return_K in return_L_K[members]])))
-    return values
+        returns.append([return_K[turn] for return_K in return_L_K])
+    return np.array(returns)
 
 
 def with_exact(value_N: Tensor, rows: Sequence[Row], exact_of_row: Mapping[int, Sequence[float]]) -> Tensor:

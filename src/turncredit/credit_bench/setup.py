@@ -9,6 +9,8 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.credit_bench import INITIAL
 from turncredit.config.load import RunConfig, Scale
 from turncredit.errors import CheckpointError, ConfigError, nearest
+from turncredit.files import json_sha256
+from turncredit.tasks.registry import plugin_of
 from turncredit.training.run_folder import RunPaths
 
 
@@ -50,13 +52,32 @@ def policy_folder(root: Path, scale: Scale, config: RunConfig, checkpoint: str) 
         ConfigError: no such arm.
         CheckpointError: the policy is not there.
     """
-    if checkpoint == INITIAL:
+    trained = trained_run(scale, config, checkpoint)
+    if trained is None:
         return _existing(RunPaths.under(root, config).policy, "the bench's initial policy")
-    arm, _, when = checkpoint.rpartition(".")
-    trained = scale.run(*scale.identical(experiment_name(scale), _known(scale, arm)), config.seed)
-    paths = RunPaths.under(root, trained)
+    paths, when = RunPaths.under(root, trained), checkpoint.rpartition(".")[2]
     folder = paths.final_policy if when == "final" else paths.checkpoints / when / "policy"
     return _existing(folder, f"checkpoint {checkpoint!r}")
+
+
+def trained_run(scale: Scale, config: RunConfig, checkpoint: str) -> RunConfig | None:
+    """The run whose policy a checkpoint is; None for ``initial``.
+
+    Raises:
+        ConfigError: no such arm.
+    """
+    if checkpoint == INITIAL:
+        return None
+    arm = checkpoint.rpartition(".")[0]
+    return scale.run(*scale.identical(experiment_name(scale), _known(scale, arm)), config.seed)
+
+
+def bench_hash(scale: Scale, base: int) -> str:
+    """Hash of the settings that decide the bench's numbers, but for the policy and the data."""
+    config = bench_config(scale, base)
+    arms = {name: algorithm.hashed_fields() for name, algorithm in arms_of(scale, config).items()}
+    return json_sha256([config.settings(), arms, scale.credit_bench.hashed_fields(exclude={"checkpoints"}),
+                        scale.retriever_of(experiment_name(scale)).result_settings()])[:16]
 
 
 def _known(scale: Scale, arm: str) -> str:
@@ -74,7 +95,9 @@ def _existing(folder: Path, what: str) -> Path:
 
 
 def arms_of(scale: Scale, config: RunConfig, chosen: Sequence[str] = ()) -> Mapping[str, Algorithm]:
-    """The arms of the bench: every algorithm of ``config/algorithms.yaml``, and every further arm of the scale's
+    """The arms of the bench.
+
+    Every algorithm of ``config/algorithms.yaml`` whose content the task has, and every further arm of the scale's
     experiments that differs from them in the algorithm alone.
 
     Args:
@@ -85,7 +108,8 @@ def arms_of(scale: Scale, config: RunConfig, chosen: Sequence[str] = ()) -> Mapp
     Raises:
         ConfigError: no such arm.
     """
-    arms = dict(scale.algorithms)
+    known = plugin_of(config.task.name).contents
+    arms = {name: algorithm for name, algorithm in scale.algorithms.items() if algorithm.content in known}
     for name, experiment in scale.experiments.items():
         for arm in experiment.arms:
             run = scale.run(name, arm, 0)

@@ -51,7 +51,7 @@ class Truth:
 def measure_truth(player: Player, space: GradientSpace, pool: Sequence[Item], sizes: CreditBenchConfig) -> Truth:
     """Play ``sizes.chains`` episodes on as many questions of the pool as they suffice for, in ``BLOCKS`` blocks.
 
-    A pool with too few questions is used several times, with other samples. Every block has whole questions.
+    Every block has whole questions, none twice, so a small pool gives fewer episodes. Blocks may share questions.
     """
     task = player.config.task
     names = target_names(task.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from turncredit.config.credit_bench import CREDIT_BENCH
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError
 
@@ -32,6 +33,12 @@ FIGURES: dict[str, tuple[str, ...]] = {  # those that show most come first
     "fig11_grpo_mr": ("two_turn",),
     "fig12_mt_grpo": ("two_turn",),
     "episodes": ("search",),
+}
+
+# Figures of the credit bench, which `snakemake credit_bench` draws and the default target does not
+BENCH_FIGURES: dict[str, tuple[str, ...]] = {
+    "credit_alignment": (CREDIT_BENCH,),
+    "credit_prediction": (CREDIT_BENCH, "search"),
 }
 
 TABLES: dict[str, tuple[str, ...]] = {
@@ -64,7 +71,7 @@ def check_folders(page: str, reads: Collection[str], folders: Sequence[Path], sc
         ConfigError: no folder of the experiments was passed (with ``complete``: one is missing), or the scale has
             none of them.
     """
-    known = [name for name in reads if name == UNTRAINED or name in scale.experiments]
+    known = [name for name in reads if name in (UNTRAINED, CREDIT_BENCH) or name in scale.experiments]
     if reads and not known:
         raise ConfigError(f"{page} reads the runs of {', '.join(reads)}, and scale {scale.name!r} has none",
                           "use another scale, or add the experiment to this one")

@@ -18,12 +18,14 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
+from turncredit.config.credit_bench import CREDIT_BENCH
 from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
 from turncredit.config.paths import run_key
 from turncredit.episodes.records import GroupRecord, by_run_key, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
+from turncredit.reporting.credit_bench import COLLECTED, read_table
 from turncredit.reporting.former import manifests_now, rows_now
 from turncredit.reporting.schema import (
     RUN,
@@ -50,7 +52,8 @@ class Runs:
     """All runs of one experiment, over arms, base policies and seeds.
 
     Attributes:
-        experiment: its name in the configuration; ``untrained`` for the untrained policies.
+        experiment: its name in the configuration; ``untrained`` for the untrained policies; ``credit_bench``, whose
+            ``metrics`` is the bench's table, without evaluations.
         metrics: rows of metrics.csv after columns for experiment, arm, base and seed; no rows for ``untrained``.
         evaluation: rows of evaluation.csv after the same columns.
         manifests: ``"{arm}/base-{b}/seed-{n}"`` -> manifest; empty for ``untrained``.
@@ -120,6 +123,9 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
             were trained with another configuration.
     """
     experiment = folder.name
+    if experiment == CREDIT_BENCH:
+        return Runs(CREDIT_BENCH, read_table(folder / COLLECTED[0]), pd.DataFrame(), _read_json(folder / COLLECTED[1]),
+                    source)
     tasks = _tasks(experiment, scale)
     evaluation = rows_now(_read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks))))
     _same_questions(evaluation, folder / "evaluation.csv.gz")

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from turncredit.config.credit_bench import CREDIT_BENCH
 from turncredit.config.load import Scale
 from turncredit.config.paths import run_key
 from turncredit.errors import ConfigError, DataError
-from turncredit.reporting.catalogue import FIGURES, TABLES, UNTRAINED
+from turncredit.reporting import credit_bench
+from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES, UNTRAINED
 from turncredit.workflow.request import WorkflowRequest
 
 # The files of an experiment's collected runs
@@ -116,6 +118,38 @@ class ScaleRuns:
                 requested and (self.request.runs == "fresh" or not self.is_shipped(experiment))):
             return "fresh"
         return "shipped" if self.is_shipped(experiment) else None
+
+    def bench_folders(self) -> list[str]:
+        """Folders of the credit bench's measurements: every checkpoint of every base policy."""
+        return [f"results/{self.scale.name}/{CREDIT_BENCH}/base-{base}/{checkpoint}"
+                for base in range(1) for checkpoint in self.scale.credit_bench.checkpoints]
+
+    def bench(self) -> str:
+        """Folder of the collected measurements that the bench's figures are drawn from.
+
+        Fresh ones if they are here, if they are requested or if none are shipped; else the shipped ones.
+
+        Raises:
+            DataError: ``runs=shipped``, and none are.
+        """
+        if CREDIT_BENCH not in self._sources:
+            fresh, shipped = (self.root / folder / self.scale.name / CREDIT_BENCH / credit_bench.COLLECTED[0]
+                              for folder in ("results", "results/shipped"))
+            if self.request.runs == "shipped" and not shipped.exists():
+                raise DataError(f"{shipped.parent}: no measurements are shipped", "use --config runs=auto")
+            wanted = self.request.runs == "fresh" or (self.request.runs == "auto" and fresh.exists())
+            self._sources[CREDIT_BENCH] = "fresh" if wanted or not shipped.exists() else "shipped"
+        root = "results/shipped" if self._sources[CREDIT_BENCH] == "shipped" else "results"
+        return f"{root}/{self.scale.name}/{CREDIT_BENCH}"
+
+    def bench_files(self) -> list[str]:
+        """The files in that folder."""
+        return [f"{self.bench()}/{file}" for file in credit_bench.COLLECTED]
+
+    def bench_pages(self) -> list[str]:
+        """Names of the bench's figures that this scale can have."""
+        return [name for name, uses in BENCH_FIGURES.items()
+                if {*uses} - {CREDIT_BENCH} <= self.scale.experiments.keys()]
 
     def collected(self, experiments: Iterable[str] | None = None) -> list[str]:
         """Folders of the collected runs of experiments (None: of all); those without a source are left out."""

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from typing import NoReturn
 
 from turncredit.errors import ConfigError, nearest
-from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES
 
 # Folder -> what its pages are called, their names (the audit is a page too), and the suffixes of their files.
 PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "figures": ("figure", (*FIGURES,), ("pdf", "png", "csv")),
+    "figures": ("figure", (*FIGURES, *BENCH_FIGURES), ("pdf", "png", "csv")),
     "paper_tables": ("table", (*TABLES, "audit"), ("csv", "md", "tex"))}
 
 

@@ -1,4 +1,4 @@
-"""Builds each figure from results: what the figures of ``catalogue.FIGURES`` show, one pure function each."""
+"""Builds each figure from results: what the figures of the catalogue show, one pure function each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from turncredit.config.load import Scale
 from turncredit.errors import ConfigError, nearest
 from turncredit.reporting.arm_labels import factors
+from turncredit.reporting.figures import credit_bench
 from turncredit.reporting.figures.episodes import episodes_figure
 from turncredit.reporting.figures.final_scores import final_scores
 from turncredit.reporting.figures.forest import differences_figure, effects_figure
@@ -111,7 +112,7 @@ def _without_reported(build: Callable[[Results], tuple[Figure, pd.DataFrame]]) -
 
 _ALL = tuple(COMPONENTS)
 
-BUILDERS: dict[str, Build] = {  # catalogue.FIGURES says which experiments each reads
+BUILDERS: dict[str, Build] = {  # catalogue says which experiments each reads
     "learning": _learning,
     "fig5_validation": _rates({"": CRITIC}, "validation_", "Search: validation with the critic baseline (Fig. 5)"),
     "fig5_all_arms": _rates(FAMILIES, "validation_",
@@ -134,4 +135,6 @@ BUILDERS: dict[str, Build] = {  # catalogue.FIGURES says which experiments each 
     "fig12_mt_grpo": _components(
         _ALL, ("MT-GRPO",), "Two-turn study: reward components of MT-GRPO during training (Fig. 12)"),
     "episodes": _without_reported(episodes_figure),
+    "credit_alignment": _without_reported(credit_bench.alignment),
+    "credit_prediction": _without_reported(credit_bench.prediction),
 }
