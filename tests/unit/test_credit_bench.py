@@ -17,7 +17,7 @@ from tests import small_run, two_step_game
 from tests.unit.test_task_plugin import GAME as TOY
 from tests.unit.test_task_plugin import scale as toy_scale
 from turncredit.config.algorithm import Algorithm
-from turncredit.config.credit_bench import COLUMNS, FILES, CreditBenchConfig
+from turncredit.config.credit_bench import COLLECTED, COLUMNS, FILES, CreditBenchConfig
 from turncredit.credit.base import GroupEstimator, TokenCredit, TrajectoryRewards
 from turncredit.credit.registry import ESTIMATORS, ROLLOUTS
 from turncredit.credit.rows import rows_of
@@ -301,7 +301,7 @@ def test_a_bench_of_any_task_is_written_whole_or_not_at_all(tmp_path: Path) -> N
     run_bench(scale, tmp_path, output, quick=True, chosen=["MT-PPO", "RLOO-OR", "MT-GRPO"])
     assert (output / FILES[0]).read_bytes() == first
     report.collect([output], output.parents[1])
-    joined = report.read_table(output.parents[1] / report.COLLECTED[0])
+    joined = report.read_table(output.parents[1] / COLLECTED[0])
     pd.testing.assert_frame_equal(joined, table)
     assert "RLOO-OR" in report.summary(joined)
 

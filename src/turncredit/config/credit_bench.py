@@ -13,6 +13,7 @@ INITIAL = "initial"
 CREDIT_BENCH = "credit_bench"  # its folder of results
 COLUMNS = ("scale", "base", "checkpoint", "arm", "variant", "quantity", "target", "value", "standard_error", "tokens")
 FILES = ("credit_bench.csv", "manifest.json")  # of one checkpoint
+COLLECTED = ("credit_bench.csv", "manifests.json")  # of all base policies and checkpoints
 TRUTH = "truth"  # in the column arm: the true gradients themselves
 PAID = "paid_return"  # in the column target: the sum of what the arm itself is paid
 _TRAINED = re.compile(r"[A-Za-z0-9._-]+\.(final|step-[0-9]+)")

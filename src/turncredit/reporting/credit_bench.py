@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from turncredit.config.credit_bench import COLUMNS, FILES, INITIAL, TRUTH
+from turncredit.config.credit_bench import COLLECTED, COLUMNS, FILES, INITIAL, TRUTH
 from turncredit.errors import DataError
 from turncredit.files import atomic, write_text
 
-COLLECTED = ("credit_bench.csv", "manifests.json")  # of all base policies and checkpoints
 EARLY = 0.25  # share of a run's training steps that counts as early
 REFUTED_BELOW = 0.5  # rank correlation of predicted and observed early change below which the bench predicts nothing
 STARTS_WITH = "critic=zero"  # the critic with which training starts

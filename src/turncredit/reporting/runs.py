@@ -18,14 +18,14 @@ from typing import Any, Literal
 import pandas as pd
 from pydantic import ValidationError
 
-from turncredit.config.credit_bench import CREDIT_BENCH
+from turncredit.config.credit_bench import COLLECTED, CREDIT_BENCH
 from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
 from turncredit.config.paths import run_key
 from turncredit.episodes.records import GroupRecord, by_run_key, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
-from turncredit.reporting.credit_bench import COLLECTED, read_table
+from turncredit.reporting.credit_bench import read_table
 from turncredit.reporting.former import manifests_now, rows_now
 from turncredit.reporting.schema import (
     RUN,

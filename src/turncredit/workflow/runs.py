@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from turncredit.config.credit_bench import COLLECTED as BENCH_COLLECTED
 from turncredit.config.credit_bench import CREDIT_BENCH
 from turncredit.config.load import Scale
 from turncredit.config.paths import run_key
 from turncredit.errors import ConfigError, DataError
-from turncredit.reporting import credit_bench
 from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES, UNTRAINED
 from turncredit.workflow.request import WorkflowRequest
 
@@ -133,7 +133,7 @@ class ScaleRuns:
             DataError: ``runs=shipped``, and none are.
         """
         if CREDIT_BENCH not in self._sources:
-            fresh, shipped = (self.root / folder / self.scale.name / CREDIT_BENCH / credit_bench.COLLECTED[0]
+            fresh, shipped = (self.root / folder / self.scale.name / CREDIT_BENCH / BENCH_COLLECTED[0]
                               for folder in ("results", "results/shipped"))
             if self.request.runs == "shipped" and not shipped.exists():
                 raise DataError(f"{shipped.parent}: no measurements are shipped", "use --config runs=auto")
@@ -144,7 +144,7 @@ class ScaleRuns:
 
     def bench_files(self) -> list[str]:
         """The files in that folder."""
-        return [f"{self.bench()}/{file}" for file in credit_bench.COLLECTED]
+        return [f"{self.bench()}/{file}" for file in BENCH_COLLECTED]
 
     def bench_pages(self) -> list[str]:
         """Names of the bench's figures that this scale can have."""
