@@ -13,7 +13,7 @@ rule measure_credit:
         rules.world.output,
         bench_policy,
         lambda w: INPUTS[w.scale].indexes(experiment_name(SCALES[w.scale])),
-        initial=lambda w: str(RunPaths.under(Path(), bench_config(SCALES[w.scale], int(w.base))).policy),
+        initial="policy/{scale}/base-{base}/initial",
     output:
         csv="results/{scale}/credit_bench/base-{base}/{policy}/credit_bench.csv",
         manifest="results/{scale}/credit_bench/base-{base}/{policy}/manifest.json",
@@ -23,7 +23,6 @@ rule measure_credit:
         "benchmarks/{scale}/credit_bench/base-{base}/{policy}.tsv"
     wildcard_constraints:
         policy="[A-Za-z0-9._-]+",
-        base="[0-9]+",
     conda:
         "../../envs/core.yaml"
     threads: lambda w: SCALES[w.scale].threads

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from turncredit.cli.options import Root, ScaleName, scale_at
+from turncredit.cli.options import Base, Root, ScaleName, scale_at
 from turncredit.config.credit_bench import CREDIT_BENCH, FILES, INITIAL
 
 bench = typer.Typer()
@@ -18,7 +18,7 @@ PANEL = "Credit bench"
 def credit_bench(
         checkpoint: Annotated[str, typer.Option(help="`initial`, ARM.final or ARM.step-20 of seed 0")] = INITIAL,
         arm: Annotated[list[str] | None, typer.Option(help="only this arm; may be repeated")] = None,
-        base: Annotated[int, typer.Option(help="index of the base policy, from 0")] = 0,
+        base: Base = 0,
         seed: Annotated[int, typer.Option(help="of all samples")] = 0,
         quick: Annotated[bool, typer.Option("--quick", help="the fewest samples: a first look in a minute")] = False,
         output: Annotated[Path | None, typer.Option(help="folder of the results; default: under results/")] = None,

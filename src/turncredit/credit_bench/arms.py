@@ -97,29 +97,29 @@ class Creditor:
         """Credit the same episodes under several arms; ``exact`` is for those with an exact critic."""
         training = self.player.config.training
         rows = rows_of(groups)
-        batch = Batch.of(rows)
+        batch = Batch.of(rows, training.gae_tokens)
         rewards_of = {content: self.player.score(items, groups, content)
                       for content in dict.fromkeys(arm.algorithm.content for arm in arms)}
         needs_values = any(arm.critic in ("fitted", "exact") for arm in arms)
-        feature_N_H = critics.features(self.space.policy, batch, training) if needs_values else None
+        feature_M_H = critics.features(self.space.policy, batch, training) if needs_values else None
         credits, explained = [], []
         for arm in arms:
             rewards = rewards_of[arm.algorithm.content]
-            value_N = None
+            value_M = None
             if arm.critic is not None:
-                value_N = torch.zeros_like(batch.old_logprob_N)
+                value_M = torch.zeros(int(batch.value_start_R[-1]))
                 if arm.critic != "zero":
-                    assert feature_N_H is not None
-                    value_N = critics.predict(feature_N_H, self.heads[arm.name])
+                    assert feature_M_H is not None
+                    value_M = critics.predict(feature_M_H, self.heads[arm.name])
                 if arm.critic == "exact":
-                    value_N = critics.with_exact(value_N, rows, (exact or {})[arm.name])
+                    value_M = critics.with_exact(value_M, rows, training.gae_tokens, (exact or {})[arm.name])
             credits.append(arm.estimator.credit(groups, rewards, rows, old_logprob_N=batch.old_logprob_N,
-                                                value_N=value_N))
-            if value_N is None:
+                                                value_M=value_M))
+            if value_M is None:
                 explained.append(float("nan"))
             else:
-                return_N = critics.returns_of(arm.estimator, groups, rewards, rows, batch.old_logprob_N)
-                explained.append(_explained(value_N, return_N))
+                return_M = critics.returns_of(arm.estimator, groups, rewards, rows, batch)
+                explained.append(_explained(value_M, return_M))
         return Credited(rows, batch, credits, explained, sum(group.sampled_count for group in groups))
 
     def gradients(self, credited: Credited) -> Tensor:
@@ -127,9 +127,9 @@ class Creditor:
         return policy_gradients(self.space, credited.batch, credited.credits, self.player.config.training)
 
 
-def _explained(value_N: Tensor, return_N: Tensor) -> float:
-    total = return_N.double().var(unbiased=False).item()
-    return 1 - (return_N - value_N).double().square().mean().item() / total if total > 0 else float("nan")
+def _explained(value_M: Tensor, return_M: Tensor) -> float:
+    total = return_M.double().var(unbiased=False).item()
+    return 1 - (return_M - value_M).double().square().mean().item() / total if total > 0 else float("nan")
 
 
 def fit_heads(player: Player, space: GradientSpace, arms: Sequence[Arm], items: Sequence[Item],
@@ -139,13 +139,13 @@ def fit_heads(player: Player, space: GradientSpace, arms: Sequence[Arm], items: 
     if not fitted:
         return {}
     rows = rows_of(groups)
-    batch = Batch.of(rows)
+    batch = Batch.of(rows, player.config.training.gae_tokens)
     rewards_of = {content: player.score(items, groups, content)
                   for content in dict.fromkeys(arm.algorithm.content for arm in fitted)}
-    return_N_A = torch.stack([critics.returns_of(arm.estimator, groups, rewards_of[arm.algorithm.content], rows,
-                                                 batch.old_logprob_N) for arm in fitted], dim=1)
-    feature_N_H = critics.features(space.policy, batch, player.config.training)
-    weight_J_A = critics.fit(feature_N_H, return_N_A)
+    return_M_A = torch.stack([critics.returns_of(arm.estimator, groups, rewards_of[arm.algorithm.content], rows,
+                                                 batch) for arm in fitted], dim=1)
+    feature_M_H = critics.features(space.policy, batch, player.config.training)
+    weight_J_A = critics.fit(feature_M_H, return_M_A)
     return {arm.name: weight_J_A[:, a] for a, arm in enumerate(fitted)}
 
 

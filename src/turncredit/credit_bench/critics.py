@@ -1,4 +1,4 @@
-"""Values of the bench's critics at every sampled token: 0, fitted to other episodes, or exact.
+"""Values of the bench's critics at every token that a critic predicts: 0, fitted to other episodes, or exact.
 
 - ``zero``: V = 0, the critic with which training starts.
 - ``fitted``: a linear map of the frozen policy's last hidden state before the token, fitted by ridge regression to
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from turncredit.config.training import TrainingConfig
+from turncredit.config.training import GaeTokens, TrainingConfig
 from turncredit.credit.base import Estimator, TrajectoryRewards
 from turncredit.credit.rows import Row
 from turncredit.errors import ConfigError
@@ -33,25 +33,25 @@ RIDGE = 1e-3  # of the regression, per token, for features of unit variance
 
 @torch.no_grad()
 def features(policy: PreTrainedModel, batch: Batch, settings: TrainingConfig) -> Tensor:
-    """The policy's last hidden state before each loss token, ``feature_N_H``, float32 on the CPU."""
-    feature_N_H = torch.zeros(len(batch.old_logprob_N), policy.config.hidden_size)
+    """The policy's last hidden state before each of the critic's tokens, ``feature_M_H``, float32 on the CPU."""
+    feature_M_H = torch.zeros(int(batch.value_start_R[-1]), policy.config.hidden_size)
     for micro in batch.micro_batches(batch.trained, settings.micro_batch_tokens):
         on_device = micro.to(policy.device)
         hidden_B_T_H = hidden_states(policy.base_model, on_device.ids_B_T, on_device.attention_B_T)
-        feature_N_H[micro.flat_N] = hidden_B_T_H[:, :-1][on_device.loss_mask_B_T[:, 1:]].float().cpu()
-    return feature_N_H
+        feature_M_H[micro.flat_M] = hidden_B_T_H[:, :-1][on_device.value_mask_B_T[:, 1:]].float().cpu()
+    return feature_M_H
 
 
 def returns_of(estimator: Estimator, groups: Sequence[Group], rewards: Sequence[Sequence[TrajectoryRewards]],
-               rows: Sequence[Row], old_logprob_N: Tensor) -> Tensor:
-    """What a critic predicts at each loss token, ``return_N``: the estimator's targets at V = 0 and lambda = 1."""
-    zero_N = torch.zeros_like(old_logprob_N)
-    return_N = undiscounted_by_lambda(estimator).credit(
-        groups, rewards, rows, old_logprob_N=old_logprob_N, value_N=zero_N).return_N
-    if return_N is None:
+               rows: Sequence[Row], batch: Batch) -> Tensor:
+    """What a critic predicts at each of its tokens, ``return_M``: the estimator's targets at V = 0 and lambda = 1."""
+    return_M = undiscounted_by_lambda(estimator).credit(
+        groups, rewards, rows, old_logprob_N=batch.old_logprob_N,
+        value_M=torch.zeros(int(batch.value_start_R[-1]))).return_M
+    if return_M is None:
         raise ConfigError(f"estimator {type(estimator).__name__} uses a critic and gives it no targets",
-                          "return return_N in TokenCredit, or set uses_critic = False")
-    return return_N
+                          "return return_M in TokenCredit, or set uses_critic = False")
+    return return_M
 
 
 def undiscounted_by_lambda(estimator: Estimator) -> Estimator:
@@ -60,23 +60,23 @@ def undiscounted_by_lambda(estimator: Estimator) -> Estimator:
     return type(estimator)(estimator.placement, training, estimator.settings)
 
 
-def fit(feature_N_H: Tensor, return_N_A: Tensor) -> Tensor:
+def fit(feature_M_H: Tensor, return_M_A: Tensor) -> Tensor:
     """Ridge regression of the returns of A arms on hidden states.
 
     Returns:
         ``weight_J_A``, J = H + 1; the last row is the constant. ``predict`` applies it.
     """
-    mean_H, std_H = feature_N_H.double().mean(0), feature_N_H.double().std(0).clamp(min=1e-6)
-    x_N_H = (feature_N_H.double() - mean_H) / std_H
-    level_A = return_N_A.double().mean(0)
-    gram_H_H = x_N_H.T @ x_N_H / len(x_N_H) + RIDGE * torch.eye(x_N_H.shape[1], dtype=torch.float64)
-    slope_H_A = torch.linalg.solve(gram_H_H, x_N_H.T @ (return_N_A.double() - level_A) / len(x_N_H)) / std_H[:, None]
+    mean_H, std_H = feature_M_H.double().mean(0), feature_M_H.double().std(0).clamp(min=1e-6)
+    x_M_H = (feature_M_H.double() - mean_H) / std_H
+    level_A = return_M_A.double().mean(0)
+    gram_H_H = x_M_H.T @ x_M_H / len(x_M_H) + RIDGE * torch.eye(x_M_H.shape[1], dtype=torch.float64)
+    slope_H_A = torch.linalg.solve(gram_H_H, x_M_H.T @ (return_M_A.double() - level_A) / len(x_M_H)) / std_H[:, None]
     return torch.cat([slope_H_A, (level_A - mean_H @ slope_H_A)[None]])
 
 
-def predict(feature_N_H: Tensor, weight_J: Tensor) -> Tensor:
-    """Fitted values, ``value_N``, float32."""
-    return (feature_N_H.double() @ weight_J[:-1] + weight_J[-1]).float()
+def predict(feature_M_H: Tensor, weight_J: Tensor) -> Tensor:
+    """Fitted values, ``value_M``, float32."""
+    return (feature_M_H.double() @ weight_J[:-1] + weight_J[-1]).float()
 
 
 def state_returns(estimator: Estimator, continued_K: Sequence[Group],
@@ -98,18 +98,19 @@ def state_returns(estimator: Estimator, continued_K: Sequence[Group],
     return np.array(returns)
 
 
-def with_exact(value_N: Tensor, rows: Sequence[Row], exact_of_row: Mapping[int, Sequence[float]]) -> Tensor:
-    """``value_N`` with the values of some rows' first turns replaced.
+def with_exact(value_M: Tensor, rows: Sequence[Row], tokens: GaeTokens,
+               exact_of_row: Mapping[int, Sequence[float]]) -> Tensor:
+    """``value_M`` with the values of some rows' first turns replaced.
 
     Args:
-        value_N: values of all loss tokens.
+        value_M: values of all of the critic's tokens.
         rows: their rows.
+        tokens: which tokens these are.
         exact_of_row: index of a row -> V of its first turns.
     """
-    parts = list(torch.split(value_N, [len(row.turn_N) for row in rows]))
+    turn_R = [torch.from_numpy(row.transcript.turn_id[row.value_mask(tokens)]) for row in rows]
+    parts = list(torch.split(value_M, [len(turn_S) for turn_S in turn_R]))
     for r, exact_K in exact_of_row.items():
-        turn_N = torch.from_numpy(rows[r].turn_N)
-        known_N = turn_N < len(exact_K)
-        exact_N = torch.tensor(list(exact_K), dtype=torch.float32)[turn_N.clamp(max=len(exact_K) - 1)]
-        parts[r] = torch.where(known_N, exact_N, parts[r])
+        exact_S = torch.tensor(list(exact_K), dtype=torch.float32)[turn_R[r].clamp(max=len(exact_K) - 1)]
+        parts[r] = torch.where(turn_R[r] < len(exact_K), exact_S, parts[r])
     return torch.cat(parts)

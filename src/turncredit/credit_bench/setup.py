@@ -8,6 +8,7 @@ from pathlib import Path
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.credit_bench import INITIAL
 from turncredit.config.load import RunConfig, Scale
+from turncredit.config.reading import under
 from turncredit.errors import CheckpointError, ConfigError, nearest
 from turncredit.files import json_sha256
 from turncredit.tasks.registry import plugin_of
@@ -24,14 +25,12 @@ def bench_config(scale: Scale, base: int) -> RunConfig:
     Raises:
         ConfigError: no such base policy.
     """
-    if base != 0:
-        raise ConfigError(f"scale {scale.name!r} has no base policy {base}", "use 0")
     name = experiment_name(scale)
     found = scale.experiments[name]
     arm, settings = next(iter(found.arms.items()))
-    return scale.run(name, arm, 0).model_copy(update={
-        "algorithm": scale.algorithms[settings.algorithm], "task": found.task,
-        "rewards": scale.rewards[found.task.name]})
+    rewards = under(found.reading or scale.reading, scale.rewards[found.task.name], {})
+    return scale.run(name, arm, 0, base).model_copy(update={
+        "algorithm": scale.algorithms[settings.algorithm], "task": scale.task_of(name), "rewards": rewards})
 
 
 def experiment_name(scale: Scale) -> str:
@@ -69,7 +68,7 @@ def trained_run(scale: Scale, config: RunConfig, checkpoint: str) -> RunConfig |
     if checkpoint == INITIAL:
         return None
     arm = checkpoint.rpartition(".")[0]
-    return scale.run(*scale.identical(experiment_name(scale), _known(scale, arm)), config.seed)
+    return scale.run(*scale.identical(experiment_name(scale), _known(scale, arm)), config.seed, config.base)
 
 
 def bench_hash(scale: Scale, base: int) -> str:

@@ -122,7 +122,7 @@ class ScaleRuns:
     def bench_folders(self) -> list[str]:
         """Folders of the credit bench's measurements: every checkpoint of every base policy."""
         return [f"results/{self.scale.name}/{CREDIT_BENCH}/base-{base}/{checkpoint}"
-                for base in range(1) for checkpoint in self.scale.credit_bench.checkpoints]
+                for base in range(self.bases) for checkpoint in self.scale.credit_bench.checkpoints]
 
     def bench(self) -> str:
         """Folder of the collected measurements that the bench's figures are drawn from.
