@@ -106,6 +106,8 @@ rule collect:
         episodes="results/{scale}/{experiment}/episodes.jsonl",
     log:
         "logs/{scale}/collect/{experiment}.log",
+    wildcard_constraints:
+        experiment="(?!credit_bench/)[a-z_]+",
     conda:
         "../../envs/core.yaml"
     params:
