@@ -96,7 +96,8 @@ def boards(data: Path, split: str, datasets: Sequence[str] | None) -> list[Board
 
 GAME = TaskPlugin(
     name="two_step", config=GameConfig, rewards=RewardConfig, make_task=GameTask,
-    make_reward=lambda task, content, values: GameReward(content), open_services=no_services, read_items=boards, tags=(),
+    make_reward=lambda task, content, values: GameReward(content), open_services=no_services, read_items=boards,
+    tags=(),
     metrics=(Metric("won"),), components=("won",), columns={}, datasets=("line",),
     stop_reasons=(StopReason.TURN_LIMIT,))
 TASK = GameConfig(max_turns=2, max_turn_tokens=1, max_context_tokens=64)

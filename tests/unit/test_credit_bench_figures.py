@@ -15,9 +15,11 @@ from turncredit.config.credit_bench import COLUMNS, CREDIT_BENCH
 from turncredit.reporting.credit_bench import correlations
 from turncredit.reporting.figures.builders import draw
 from turncredit.reporting.figures.credit_bench import cosines
+from turncredit.reporting.reported import FOLDER, read_reported
 from turncredit.reporting.runs import Runs
 from turncredit.reporting.scores import Results
 
+ROOT = Path(__file__).parents[2]
 ARMS = {"GRPO-OR": "", "PPO-OR": "critic=zero", "MT-PPO": "critic=zero"}
 
 
@@ -56,11 +58,11 @@ def test_a_cell_is_the_mean_over_base_policies_or_the_only_one_with_its_standard
 
 def test_both_figures_show_the_numbers_of_the_table(tmp_path: Path) -> None:
     results = bench_results(tmp_path, 1, {"search": 2})
-    figure, data = draw("credit_alignment", results.runs, results.scale)
+    figure, data = draw("credit_alignment", results.runs, results.scale, read_reported(ROOT / FOLDER))
     shown = {text.get_text() for text in figure.findobj(Text)}
     assert {f"{value:.2f}" for value in data["value"]} <= shown
     assert "PPO-OR, V = 0" in shown
-    figure, data = draw("credit_prediction", results.runs, results.scale)
+    figure, data = draw("credit_prediction", results.runs, results.scale, read_reported(ROOT / FOLDER))
     shown = {text.get_text() for text in figure.findobj(Text)}
     for target in ("answer_correct", "format_correct"):
         mine = data[data["target"] == target]
@@ -71,6 +73,6 @@ def test_both_figures_show_the_numbers_of_the_table(tmp_path: Path) -> None:
 
 def test_a_prediction_without_training_runs_says_so(tmp_path: Path) -> None:
     results = bench_results(tmp_path, 1, {"two_turn": 1})
-    figure, data = draw("credit_prediction", results.runs, results.scale)
+    figure, data = draw("credit_prediction", results.runs, results.scale, read_reported(ROOT / FOLDER))
     assert data.empty
     assert "not run" in {text.get_text() for text in figure.findobj(Text)}

@@ -186,5 +186,5 @@ def test_the_credit_bench_measures_every_checkpoint_of_every_base_policy_and_onl
     scale = load_scale("mini", ROOT / "config")
     jobs = clone.jobs("credit_bench", "--config", "runs=fresh", "bases=2")
     assert jobs["measure_credit"] == 2 * len(scale.credit_bench.checkpoints)
-    assert (jobs["collect_credit_bench"], jobs["figure_credit_alignment"], jobs["figure_credit_prediction"]) == (1, 1, 1)
+    assert jobs["collect_credit_bench"] == jobs["figure_credit_alignment"] == jobs["figure_credit_prediction"] == 1
     assert "measure_credit" not in clone.jobs("--config", "runs=fresh")

@@ -68,7 +68,7 @@ def measure(turns: TurnCredits) -> dict[str, Measured]:
     Returns:
         ``turn_correlation``: of one credit with Q - V, about 0 and corrected for the noise of Q - V.
         ``turn_bias``: E[(E[credit | turn] / slope - (Q - V))^2] / E[(Q - V)^2]; a baseline that depends on the state
-        alone is part of it, though it does not turn the mean gradient.
+        alone is part of it, though it does not turn the mean gradient where all tokens weigh the same.
         ``turn_variance``: E[Var(credit | turn)] / slope^2 / E[(Q - V)^2].
         ``turn_sign_error``: share of wrong signs among turns whose Q - V is beyond two standard errors; half for a
         credit of 0.

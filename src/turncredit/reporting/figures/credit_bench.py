@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -31,8 +31,9 @@ def alignment(results: Results) -> tuple[Figure, pd.DataFrame]:
     """
     table = _table(results)
     found = cosines(table)
-    panels = [*dict.fromkeys(zip(found["checkpoint"], found["quantity"], strict=True))]
-    panels = [panel for panel in panels if panel[1] == "cosine_batch" or panel[0] == panels[0][0]]
+    checkpoints = [*dict.fromkeys(found["checkpoint"])]
+    panels = [*((checkpoint, "cosine_batch") for checkpoint in checkpoints),
+              *((checkpoint, "cosine_mean") for checkpoint in checkpoints[:1])]
     arms = [*dict.fromkeys(zip(found["arm"], found["variant"], strict=True))]
     with style.applied():
         columns = max(len(panels), 1)
@@ -105,20 +106,20 @@ def prediction(results: Results) -> tuple[Figure, pd.DataFrame]:
         found = predictions(table, results.runs[EXPERIMENT].metrics, targets)
     else:
         found = pd.DataFrame(columns=["target", "base", "arm", "predicted", "error", "observed"])
-    arms = [*dict.fromkeys(found["arm"])]
+    looks = style.looks(dict.fromkeys(found["arm"]))
     with style.applied():
         figure, [axes] = style.new_figure(1, len(targets), 0.6 + 3.2 * len(targets), 3.2)
         for ax, target in zip(axes, targets, strict=True):
-            _scatter(ax, found[found["target"] == target], target)
+            _scatter(ax, found[found["target"] == target], target, looks)
         style.head(figure, "Credit bench: predicted against observed early change\n"
                    f"refuted as a forecast of exact match if its rank correlation is below {REFUTED_BELOW}",
-                   [(arm, arm) for arm in arms])
+                   [(look, arm) for arm, look in looks.items()])
         style.footer(figure, f"{_origin(results, table)}  ·  observed: mean of the first quarter of training "
                      "minus the initial policy; one point an arm and base policy")
     return figure, found
 
 
-def _scatter(ax: Axes, found: pd.DataFrame, target: str) -> None:
+def _scatter(ax: Axes, found: pd.DataFrame, target: str, looks: Mapping[str, style.Look]) -> None:
     ax.set_title(METRIC_LABELS.get(target, target.replace("_", " ")))
     ax.set_xlabel("predicted change in one step")
     ax.set_ylabel("observed early change")
@@ -127,7 +128,7 @@ def _scatter(ax: Axes, found: pd.DataFrame, target: str) -> None:
         style.not_run(ax)
         return
     for arm, x, error, y in zip(found["arm"], found["predicted"], found["error"], found["observed"], strict=True):
-        look = style.look(arm)
+        look = looks[arm]
         ax.errorbar(x, y, xerr=NORMAL * error, color=look.colour, marker=look.marker,
                     fillstyle="none" if look.line == "--" else "full", linewidth=0.7)
     plain, ranks = correlations(found)
