@@ -39,7 +39,7 @@ class SearchingTask(SearchTask):
 
     def start(self, item: Question, count_tokens: CountTokens, cut: CutTokens) -> SearchEnvironment:
         """See ``Task``."""
-        return _Searching(self.config, self.rules, item.question, count_tokens, cut)
+        return _Searching(self.config, self.rules, item.id, item.question, count_tokens, cut)
 
 
 class _Searching(SearchEnvironment):

@@ -29,7 +29,17 @@ PARTS = {"tool_execution": 0.2, "search_answer": 0.5, "answer_presence": 0.5, "e
 
 
 def scale(seeds: int = 3, bases: int = 1) -> Scale:
-    return load_scale("mini").model_copy(update={"seeds": seeds, "base_policies": bases})
+    """Scale mini on data sets and with turns that the tests name, whatever mini has."""
+    mini = load_scale("mini")
+    assert mini.world is not None
+    world = mini.world.model_copy(update={"in_domain": ("facts", "bridge"),
+                                          "out_of_domain": ("inverse", "compose", "chain")})
+    experiments = {
+        name: found if len(found.train_on) == 1 else found.model_copy(update={
+            "train_on": type(found.train_on)(("facts", "bridge")),
+            "task": found.task.model_copy(update={"max_turns": 4})})
+        for name, found in mini.experiments.items()}
+    return mini.model_copy(update={"seeds": seeds, "base_policies": bases, "world": world, "experiments": experiments})
 
 
 def rng_of(*names: object) -> np.random.Generator:

@@ -24,6 +24,7 @@ from turncredit.errors import ConfigError
 from turncredit.miniature.questions import DATASETS
 from turncredit.tasks.registry import TASKS
 from turncredit.tasks.search.config import SearchConfig, SearchRewards
+from turncredit.tasks.search.demonstrations import FLAWS
 from turncredit.tasks.tool_search.config import ToolRewards
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ TASK_MODELS = [model for task in TASKS.values() for model in (task.config, task.
 MODELS += TASK_MODELS
 TINY: dict[str, Any] = {
     "world": {}, "policy": {},
-    "warm_start": {"flaws": {"no_search": 0.5, "wrong_query": 0.5, "repeated_search": 0.5, "broken_tags": 0.5}},
+    "warm_start": {"flaws": dict.fromkeys(FLAWS, 0.5)},
     "experiments": {
         "search": {"task": {"name": "search"}, "train_on": ["facts"], "training": {"steps": 7}, "arms": {
             "GRPO-OR": {"algorithm": "GRPO-OR"},
@@ -290,7 +291,7 @@ def test_an_unknown_key_is_named_with_the_nearest_at_its_level(folder: Path, pat
     ("world.in_domain", ["facts", "chain"], "world.out_of_domain: 'chain' is named twice"),
     ("warm_start.flaws.no_search", 1.5, "warm_start.flaws.no_search = 1.5: Input should be less than or equal to 1"),
     ("warm_start.flaws", {"no_search": 0.5, "wrong_query": 0.5},
-     "warm_start.flaws: no chance of repeated_search, broken_tags; add it, from 0 to 1"),
+     "warm_start.flaws: no chance of repeated_search, broken_tags, from_memory; add it, from 0 to 1"),
     ("warm_start.flaws.no_serch", 0.5, "did you mean 'no_search'?"),
     ("experiments.search.task.max_context_tokens", 600,
      "task.max_context_tokens = 600: policy.max_positions = 512 is less; raise it")])

@@ -62,7 +62,7 @@ def algorithm_of(folder: Path, **settings: object):
     (folder / "algorithms.yaml").write_text(yaml.safe_dump({"algorithms": {"GiGPO": {
         "estimator": "step_groups", "placement": "per_turn", "content": "full", "rollout": "chains",
         "settings": settings}}}))
-    flaws = dict.fromkeys(("no_search", "wrong_query", "repeated_search", "broken_tags"), 0.5)
+    flaws = dict.fromkeys(("no_search", "wrong_query", "repeated_search", "broken_tags", "from_memory"), 0.5)
     (folder / "tiny.yaml").write_text(yaml.safe_dump({
         "world": {}, "policy": {}, "warm_start": {"flaws": flaws},
         "experiments": {"search": {"task": {"name": "search"}, "train_on": ["facts"],

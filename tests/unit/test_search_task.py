@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.episodes import (
@@ -21,7 +23,7 @@ from tests.episodes import (
 from turncredit.errors import ConfigError
 from turncredit.tasks.env import Request
 from turncredit.tasks.registry import make_task
-from turncredit.types import Observation, StopReason, TurnStop
+from turncredit.types import Document, Observation, StopReason, TurnStop
 
 INVALID = "<think> t </think>"
 
@@ -36,6 +38,32 @@ def test_a_search_is_answered_by_the_passages_as_shown() -> None:
         "Doc 2(Title: Peru) Peru lies in South America.</information>")
     assert step.observation.data == (HIT, MISS)
     assert step.observation.error is None
+
+
+RANKED = [Document(str(rank), f"Title {rank}", f"text {rank}") for rank in range(4)]
+
+
+def shown_after(noise: float, item: str, *queries: str) -> tuple[str, ...]:
+    """The ids of the passages that the last of several searches shows."""
+    settings = config(top_k=2, max_turns=9, retrieval_noise=noise)
+    environment = make_task(settings).start(replace(question(), id=item), characters, first_characters)
+    for query in queries:
+        step = environment.step(think_search(query), TurnStop.TAG, RANKED[:settings.retrieved])
+    return tuple(document.id for document in step.observation.data)
+
+
+def test_noise_shows_the_next_passages_as_often_as_asked() -> None:
+    shown = [shown_after(0.2, str(n), "capital of Italy") for n in range(2000)]
+    assert set(shown) == {("0", "1"), ("2", "3")}
+    assert np.mean([ids == ("2", "3") for ids in shown]) == pytest.approx(0.2, abs=4 * (0.2 * 0.8 / 2000) ** 0.5)
+    assert {shown_after(0.0, str(n), "capital of Italy") for n in range(50)} == {("0", "1")}
+
+
+def test_noise_is_a_function_of_item_turn_and_query() -> None:
+    for draw in (lambda n: (str(n), "a"), lambda n: ("q", *["a"] * (n % 8 + 1)), lambda n: ("q", f"query {n}")):
+        first = [shown_after(0.5, *draw(n)) for n in range(40)]
+        assert first == [shown_after(0.5, *draw(n)) for n in range(40)]
+        assert len(set(first)) == 2
 
 
 def test_an_answer_ends_the_episode() -> None:

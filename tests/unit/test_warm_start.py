@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from turncredit.config.task import TaskConfig
 from turncredit.credit.rows import Row
 from turncredit.errors import CheckpointError, DataError, NonFiniteError
 from turncredit.miniature import warm_start
+from turncredit.miniature.facts import load_facts
+from turncredit.miniature.questions import known_facts
 from turncredit.miniature.warm_start import (
     demonstration_rows,
     imitate,
@@ -181,6 +184,31 @@ def test_most_rows_are_renamed_and_some_are_true(stage: Stage) -> None:
     true = [asked[row.transcript.item_id] in stage.codec.decode(row.transcript.prompt_ids)
             for chunk in chunks for row in chunk]
     assert sum(true) / len(true) == pytest.approx(0.2, abs=0.08)
+
+
+def test_known_facts_are_recited_and_only_their_answers_are_trained(stage: Stage) -> None:
+    knowing = {"world": WORLD.model_copy(update={"known_countries": 0.5}),
+               "warm_start": START.model_copy(update={"recited": 0.25})}
+    facts = {question.question: question for question in known_facts(load_facts(), 0.5, WORLD.seed)}
+    (first, chunk), (same, plain) = (itertools.islice(rows(stage, **changes), 2) for changes in (knowing, {}))
+    assert len(first) == len(same)  # copying is learnt before any fact
+    assert (len(chunk) - len(plain)) / len(chunk) == pytest.approx(0.25, abs=0.01)
+    for row in chunk[len(plain):]:
+        text = stage.codec.decode(row.transcript.ids)
+        recalled = re.findall("<think> recall ([^<]*)</think><answer> ([^<]*)</answer>", text)
+        assert len(recalled) == 8
+        assert set(recalled) <= {(question.plan[0].query, question.answers[0]) for question in facts.values()}
+        said = [i for i, loss in zip(row.transcript.ids, row.loss_mask, strict=True) if loss]
+        answers = "".join(f"<answer> {value}</answer>" for _, value in recalled)
+        assert stage.codec.decode(said) in (answers, f"<think> recall {recalled[0][0]}</think>{answers}")
+
+
+def test_what_is_answered_from_memory_is_never_renamed(stage: Stage) -> None:
+    asked = {question.id: question.question for question in stage.questions}
+    start = START.model_copy(update={"flaws": dict.fromkeys(FLAWS, 0.0) | {"from_memory": 0.5}})
+    for row in next(rows(stage, degraded=True, warm_start=start)):
+        if "recall" in "".join(turn.text for turn in row.transcript.turns):
+            assert asked[row.transcript.item_id] in stage.codec.decode(row.transcript.prompt_ids)
 
 
 @pytest.mark.parametrize("degraded", [False, True])

@@ -14,13 +14,14 @@ from turncredit.data.questions import SPLITS, chance_level, read_questions, writ
 from turncredit.errors import ConfigError, DataError
 from turncredit.files import sha256
 from turncredit.miniature.build import build_world
-from turncredit.miniature.facts import load_facts
+from turncredit.miniature.facts import ATTRIBUTES, load_facts
 from turncredit.miniature.passages import corpus_cities
-from turncredit.miniature.questions import DATASETS, make_questions, split_countries
+from turncredit.miniature.questions import DATASETS, known_countries, known_facts, make_questions, split_countries
 from turncredit.types import Hop, Question
 
-CONFIG = WorldConfig(cities=600, train_questions=400, validation_questions=40, test_questions=80)
-HOPS = {"facts": 1, "bridge": 2, "inverse": 1, "compose": 2, "chain": 3}
+CONFIG = WorldConfig(cities=600, train_questions=400, validation_questions=40, test_questions=80,
+                     in_domain=("facts", "bridge"), out_of_domain=("inverse", "compose", "chain", "long_chain"))
+HOPS = {"facts": 1, "bridge": 2, "inverse": 1, "compose": 2, "chain": 3, "long_chain": 4}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,24 @@ def test_a_plan_answers_its_question_by_copying(questions):
             for hop in question.plan:
                 assert set(hop.query.split()) <= set(known), "words of the question or of evidence found before"
                 known += hop.evidence.split()
+
+
+def test_a_long_chain_visits_three_countries(questions):
+    for split in SPLITS:
+        for question in questions["long_chain", split]:
+            assert len({hop.evidence for hop in question.plan[:-1]}) == 3
+
+
+def test_known_facts_are_those_of_an_equal_share_of_each_splits_countries():
+    facts = load_facts()
+    split, known = split_countries(facts, 0), known_countries(facts, 0.4, 0)
+    for part in SPLITS:
+        assert sum(split[name] == part for name in known) == round(0.4 * sum(s == part for s in split.values()))
+    asked = known_facts(facts, 0.4, 0)
+    assert {question.plan[0].query.partition(" of ")[2] for question in asked} == {
+        name for name in known if any(facts.askable(name, relation) for relation in ATTRIBUTES)}
+    assert known_countries(facts, 0.2, 0) < known
+    assert known_facts(facts, 0.0, 0) == []
 
 
 def test_each_hop_stands_in_a_passage(world, questions):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from turncredit.config.base import StrictModel, optional
 
 SEEDS_PER_BASE = 10  # warm-start seeds between one base policy's first and the next one's
-Dataset = Literal["facts", "bridge", "inverse", "compose", "chain"]
+Dataset = Literal["facts", "bridge", "inverse", "compose", "chain", "long_chain"]
 
 
 class WorldConfig(StrictModel):
@@ -22,6 +22,7 @@ class WorldConfig(StrictModel):
     test_questions: int = Field(100, ge=1)  # per dataset
     in_domain: tuple[Dataset, ...] = ("facts", "bridge")
     out_of_domain: tuple[Dataset, ...] = ("inverse", "compose", "chain")
+    known_countries: float = Field(0.0, ge=0, le=1)  # share of each split's countries whose facts policies know
 
     @model_validator(mode="after")
     def _each_dataset_once(self) -> WorldConfig:
@@ -106,6 +107,7 @@ class WarmStartConfig(StrictModel):
     threads: int = Field(2, ge=1)
     flaws: dict[str, Annotated[float, Field(ge=0, le=1)]]  # mean chance of each flaw of the tasks at a decision
     flaw_spread: float = Field(0.5, ge=0, lt=1)  # how unevenly flaws fall on the kinds of question
+    recited: float = Field(0.0, ge=0, lt=1)  # share of the demonstrations that recite the facts of known countries
 
     def seed_of(self, base: int, attempt: int) -> int:
         """The warm-start seed of an attempt of a base policy, both from 0."""

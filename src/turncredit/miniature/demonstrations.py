@@ -34,6 +34,7 @@ class Demonstration:
         text_K: the text of each turn.
         observation_K: what followed each turn; nothing after the last.
         stop: why the episode ended.
+        recalled: it uses what is known of the true world, and must not be renamed.
     """
 
     item_id: str
@@ -41,6 +42,7 @@ class Demonstration:
     text_K: tuple[str, ...]
     observation_K: tuple[Observation, ...]
     stop: StopReason
+    recalled: bool = False
 
 
 def flaw_rates(kinds: Sequence[str], means: Mapping[str, float], spread: float, seed: int) -> Rates:
@@ -107,7 +109,8 @@ def demonstrate(items: Sequence[Item], task: Task, demonstrations: Demonstration
             play.observations.append(step.observation)
             play.demonstrator.observe(step.observation)
             play.stop = step.stop
-    return [Demonstration(play.item.id, play.prompt, tuple(play.texts), tuple(play.observations), play.stop)
+    return [Demonstration(play.item.id, play.prompt, tuple(play.texts), tuple(play.observations), play.stop,
+                          play.demonstrator.recalled)
             for play in plays if play.stop is not None]
 
 

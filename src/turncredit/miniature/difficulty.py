@@ -1,52 +1,197 @@
-"""Measures how hard the tasks are for a base policy's expert and initial policies."""
+"""Measures how hard a task is for a policy, and which turns decide its outcome, before any training by reward."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
-from turncredit.config.load import Scale
-from turncredit.evaluation import evaluate
+import numpy as np
+
+from turncredit.config.load import RunConfig, Scale
+from turncredit.errors import DataError
+from turncredit.evaluation import Episode, EpisodeRunner
 from turncredit.policy.engines.make import make_engine
 from turncredit.policy.model import load_policy
 from turncredit.policy.tokenizer import Codec
+from turncredit.rollout.state import Path as TurnPath
+from turncredit.rollout.state import SeedOf
+from turncredit.seeding import derive_seed, permutation
 from turncredit.tasks.plugin import ServiceSettings
-from turncredit.tasks.registry import plugin_of
+from turncredit.tasks.registry import make_task, plugin_of
 from turncredit.training.run import make_runner, set_threads
-from turncredit.workflow.inputs import task_experiments
+from turncredit.types import Item
+
+OUTCOME = "answer_correct"  # the metric whose mean is the exact match
+_TRAIN_QUESTIONS = 400  # on which an initial policy is measured
+
+
+@dataclass(frozen=True, slots=True)
+class VarianceShares:
+    """The variance of the outcome, divided between the question and the turns; the shares sum to 1.
+
+    Attributes:
+        question: share that is known before the first turn.
+        turn_K: share that turn k adds: how much better the outcome is known after the turn than before it.
+    """
+
+    question: float
+    turn_K: tuple[float, ...]
+
+    @property
+    def largest_turn(self) -> float:
+        """The largest share that one turn holds of the variance that the turns hold together."""
+        return max(self.turn_K) / max(sum(self.turn_K), 1e-9)
 
 
 def measure(scale: Scale, folder: Path, data: Path, index: Path) -> dict[str, float]:
-    """Exact match on the test questions of each task's trained sets.
+    """The difficulty of every task for the policies of one base policy.
+
+    The initial policy plays training questions of its task's first experiment, the expert policy the test questions
+    of the same sets. ``initial_{task}_closed_book_em`` is the exact match of the initial policy's first turns on
+    the test questions of ``facts``, if the scale has them.
 
     Args:
         scale: the configuration.
         folder: a base policy with ``expert`` and ``initial/<task>``.
         data: the scale's questions.
-        index: the index of its retriever.
+        index: the index of the scale's retriever.
 
     Returns:
-        ``{expert,initial}_{task}_{greedy,sampled}_em``, e.g. ``initial_search_sampled_em``: mean exact match.
+        ``{expert,initial}_{task}_{number}``; for the numbers see ``measure_difficulty`` and ``closed_book``.
+
+    Raises:
+        DataError: a file of the world is missing or altered.
+        RetrieverError: the retriever cannot be reached.
     """
-    found = {}
-    for task, experiment in task_experiments(scale).items():
-        settings = scale.experiments[experiment]
-        config = scale.run(experiment, next(iter(settings.arms)), 0)
-        set_threads(config)
+    measured: dict[str, float] = {}
+    first = {e.task.name: name for name, e in reversed(scale.experiments.items())}  # the first experiment of a task
+    for task, experiment in first.items():
+        found = scale.experiments[experiment]
+        config = scale.run(experiment, next(iter(found.arms)), 0).model_copy(update={"task": found.task})
+        services = ServiceSettings(scale.retriever_of(experiment), index / (found.retriever or ""))
         plugin = plugin_of(task)
-        items = plugin.read_items(data, "test", settings.train_on)
-        services = ServiceSettings(scale.retriever_of(experiment), index / (settings.retriever or ""))
-        for name, policy in (("expert", folder / "expert"), ("initial", folder / "initial" / task)):
-            codec = Codec.load(policy)
-            with ExitStack() as stack:
-                engine = stack.enter_context(make_engine(
-                    config.engine, codec, policy=policy, model=lambda: load_policy(policy, config.device),  # noqa: B023
-                    window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
-                    folder=folder))
-                opened = stack.enter_context(plugin.open_services(config.task, services))
-                runner = make_runner(config, engine, opened, codec)
-                for decoding in ("greedy", "sampled"):
-                    episodes = evaluate(runner, items, decoding)
-                    found[f"{name}_{task}_{decoding}_em"] = sum(
-                        episode.rewards.metrics["answer_correct"] for episode in episodes) / len(episodes)
-    return found
+        train = plugin.read_items(data, "train", found.train_on)
+        train = [train[i] for i in permutation(len(train), 0, "difficulty")[:_TRAIN_QUESTIONS]]
+        of_policy = {
+            "expert": _with_runner(folder / "expert", config, services, lambda runner: measure_difficulty(
+                runner, plugin.read_items(data, "test", found.train_on), passes=1, continuations=0)),  # noqa: B023
+            "initial": _with_runner(folder / "initial" / task, config, services, lambda runner: {
+                **measure_difficulty(runner, train),  # noqa: B023
+                **({"closed_book_em": closed_book(runner, plugin.read_items(data, "test", ["facts"]))}  # noqa: B023
+                   if "facts" in scale.datasets else {})})}
+        measured |= {f"{policy}_{task}_{name}": value for policy, numbers in of_policy.items()
+                     for name, value in numbers.items()}
+    return measured
+
+
+def _with_runner(policy: Path, config: RunConfig, services: ServiceSettings,
+                 use: Callable[[EpisodeRunner], dict[str, float]]) -> dict[str, float]:
+    """What ``use`` returns for a policy that is loaded, and a retriever that is open, meanwhile."""
+    set_threads(config)
+    codec = Codec.load(policy)
+    with ExitStack() as stack:
+        engine = stack.enter_context(make_engine(
+            config.engine, codec, policy=policy, model=lambda: load_policy(policy, config.device),
+            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
+            folder=policy))
+        opened = stack.enter_context(plugin_of(config.task.name).open_services(config.task, services))
+        return use(make_runner(config, engine, opened, codec))
+
+
+def measure_difficulty(runner: EpisodeRunner, items: Sequence[Item], *, passes: int = 4, continuations: int = 4,
+                       seed: int = 0) -> dict[str, float]:
+    """How often a policy succeeds, and how evenly its turns share the outcome's variance.
+
+    Args:
+        runner: the policy's engine, the task with its services, and its rewards.
+        items: questions to play, each ``passes`` times at temperature 1 and once greedily.
+        passes: samples of each question.
+        continuations: samples of each state from which the value of the state is estimated; 0: no shares.
+        seed: of all samples.
+
+    Returns:
+        ``sampled_em`` and its standard error over questions ``sampled_em_se``; ``greedy_em``; ``format`` and
+        ``turns``, means of the sampled episodes; with continuations ``question_share`` and ``largest_turn_share``
+        (see ``VarianceShares``), NaN if no episode succeeds.
+
+    Raises:
+        DataError: there are no questions.
+    """
+    if not items:
+        raise DataError("difficulty: no questions", "name data sets that have some")
+    sampled = [runner.chains(items, seed_of=_seeds(seed, n), temperature=1.0) for n in range(passes)]
+    em_P_I = np.array([[episode.rewards.metrics[OUTCOME] for episode in episodes] for episodes in sampled])
+    em_I = em_P_I.mean(axis=0)
+    everything = [episode for episodes in sampled for episode in episodes]
+    numbers = {
+        "sampled_em": float(em_I.mean()),
+        "sampled_em_se": float(em_I.std(ddof=1) / len(items) ** 0.5) if len(items) > 1 else float("nan"),
+        "greedy_em": _mean(runner.chains(items), OUTCOME),
+        "format": _mean(everything, "format_correct"),
+        "turns": float(np.mean([len(episode.transcript.turns) for episode in everything])),
+    }
+    if continuations:
+        shares = variance_shares(runner, sampled, continuations=continuations, seed=seed)
+        numbers |= {"question_share": float("nan") if shares is None else shares.question,
+                    "largest_turn_share": float("nan") if shares is None else shares.largest_turn}
+    return numbers
+
+
+def closed_book(runner: EpisodeRunner, items: Sequence[Item], *, passes: int = 4, seed: int = 0) -> float:
+    """Exact match of a policy whose only turn must answer, sampled at temperature 1."""
+    task = make_task(runner.task.config.model_copy(update={"max_turns": 1}))
+    alone = replace(runner, task=task, services={})
+    return _mean([episode for n in range(passes)
+                  for episode in alone.chains(items, seed_of=_seeds(seed, n), temperature=1.0)], OUTCOME)
+
+
+def variance_shares(runner: EpisodeRunner, sampled: Sequence[Sequence[Episode]], *, continuations: int,
+                    seed: int) -> VarianceShares | None:
+    """Divide the variance of the exact match Y between the question and the turns, by resampled continuations.
+
+    With V_k = E[Y | the states up to that after turn k], turn k holds (E[V_k^2] - E[V_(k-1)^2]) / Var Y. For a
+    binary Y of mean p, E[V_k^2] = E[Y V_k] = p E[V_k | Y = 1]: so only episodes that succeeded are played again, to
+    turn k with their own seeds and from there ``continuations`` times with new ones.
+
+    Args:
+        runner: played the episodes.
+        sampled: the episodes of each pass of ``measure_difficulty`` with the same seed.
+        continuations: from each state.
+        seed: of the passes.
+
+    Returns:
+        the shares; None if no episode succeeded or none failed.
+    """
+    p = _mean([episode for episodes in sampled for episode in episodes], OUTCOME)
+    right = [(n, episode.item, len(episode.transcript.turns)) for n, episodes in enumerate(sampled)
+             for episode in episodes if episode.rewards.metrics[OUTCOME] == 1.0]
+    if not right or p == 1.0:
+        return None
+    last = runner.task.config.max_turns
+    known_k = [1.0] * (last + 1)
+    for k in range(last):
+        value = [1.0 for *_, turns in right if turns <= k]  # over: Y is known
+        for n in range(len(sampled)):
+            going_on = [item for of_pass, item, turns in right if of_pass == n and turns > k]
+            if going_on:
+                branching = (*(1,) * k, continuations, *(1,) * (last - k - 1))
+                groups = runner.play(going_on, branching, seed_of=_seeds(seed, n, k), temperature=1.0)
+                value += [_mean(leaves, OUTCOME) for leaves in runner.score(going_on, groups, branching)]
+        known_k[k] = (float(np.mean(value)) - p) / (1 - p)
+    return VarianceShares(known_k[0], tuple(after - before for before, after in pairwise(known_k)))
+
+
+def _seeds(seed: int, n: int, same: int | None = None) -> SeedOf:
+    """The seeds of pass ``n``; with ``same``, only those of the first ``same`` turns, and others after them."""
+    def seed_of(item: str, path: TurnPath) -> int:
+        renewed = () if same is None or len(path) <= same else ("again", same)
+        return derive_seed("difficulty", seed, n, item, *renewed, *path)
+
+    return seed_of
+
+
+def _mean(episodes: Sequence[Episode], metric: str) -> float:
+    return float(np.mean([episode.rewards.metrics[metric] for episode in episodes]))

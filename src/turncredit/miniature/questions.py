@@ -1,4 +1,4 @@
-"""Questions of one to three hops, each with the gold queries that answer it.
+"""Questions of one to four hops, each with the gold queries that answer it.
 
 A question asks for a noun phrase, and the phrase says how to find it from the inside out::
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from turncredit.data.questions import SPLITS, Split
 from turncredit.errors import ConfigError, nearest
 from turncredit.miniature.facts import ATTRIBUTES, LINKS, City, Facts, overlaps
+from turncredit.seeding import derive_seed
 from turncredit.types import Hop, Question
 
 _SHARES: dict[Split, float] = {"validation": 0.10, "test": 0.24}  # of the countries; the rest is for training
@@ -45,7 +46,7 @@ def split_countries(facts: Facts, seed: int) -> dict[str, Split]:
     """The split of each country, the same for every dataset.
 
     A country is dealt together with the neighbours that a link leads to, as far as these are not
-    dealt yet: three-hop questions need both in one split.
+    dealt yet: questions of several hops need both in one split.
     """
     order = sorted(facts.countries)
     random.Random(f"{seed}/countries").shuffle(order)
@@ -60,6 +61,25 @@ def split_countries(facts: Facts, seed: int) -> dict[str, Split]:
                 split[country] = part
                 size[part] += 1
     return split
+
+
+def known_countries(facts: Facts, share: float, seed: int) -> frozenset[str]:
+    """The countries whose facts a policy knows by heart, the given share of each split."""
+    split_of = split_countries(facts, seed)
+    known: set[str] = set()
+    for split in SPLITS:
+        names = sorted((name for name in split_of if split_of[name] == split),
+                       key=lambda name: derive_seed(seed, "known", name))
+        known.update(names[:round(share * len(names))])
+    return frozenset(known)
+
+
+def known_facts(facts: Facts, share: float, seed: int) -> list[Question]:
+    """The questions of ``facts`` about known countries, of every split."""
+    known = known_countries(facts, share, seed)
+    found = make_questions(facts, (), "facts", seed, dict.fromkeys(SPLITS, len(facts.values)))
+    return [question for split in SPLITS for question in found[split]
+            if question.plan[0].query.partition(" of ")[2] in known]
 
 
 def make_questions(facts: Facts, cities: tuple[City, ...], dataset: str, seed: int,
@@ -175,11 +195,21 @@ def _chain(facts: Facts, cities: tuple[City, ...]) -> Iterator[Phrase]:
                 yield from _attributes(facts, neighbour)
 
 
+def _long_chain(facts: Facts, cities: tuple[City, ...]) -> Iterator[Phrase]:
+    """An attribute of a neighbour of a neighbour of a country that is named by its capital or a city.
+
+    The three countries differ: a way back would make a shorter question.
+    """
+    for country in (*_whose(facts, "capital"), *_in_which(cities)):
+        for link in LINKS:
+            for neighbour in _relation(facts, link, country):
+                for next_link in LINKS:
+                    for third in _relation(facts, next_link, neighbour):
+                        if third.value != country.value:
+                            yield from _attributes(facts, third)
+
+
 DATASETS: dict[str, Callable[[Facts, tuple[City, ...]], Iterator[Phrase]]] = {
     "facts": _facts, "bridge": _bridge, "inverse": _inverse, "compose": _compose, "chain": _chain,
+    "long_chain": _long_chain,
 }
-
-
-# -- files ------------------------------------------------------------------------------------
-
-

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from turncredit.miniature.facts import Facts
 
@@ -21,13 +21,16 @@ class Renamer:
     Args:
         kinds: each name with its kind (country, city, currency, ...); names are found at word
             borders, the longest one first.
+        known: names of the countries whose facts a policy may know by heart.
 
     Attributes:
         names_of: kind -> its names, the longest first.
+        known: as given.
     """
 
-    def __init__(self, kinds: Mapping[str, str]) -> None:
+    def __init__(self, kinds: Mapping[str, str], known: Collection[str] = ()) -> None:
         self._kinds = dict(kinds)
+        self.known = frozenset(known)
         self.names_of: dict[str, list[str]] = {}
         self._by_first_word: dict[str, list[tuple[tuple[str, ...], str]]] = {}
         for name in sorted(kinds, key=lambda name: (-len(name), name)):
@@ -36,14 +39,14 @@ class Renamer:
             self.names_of.setdefault(kinds[name], []).append(name)
 
     @classmethod
-    def of(cls, facts: Facts, cities: Iterable[str]) -> Renamer:
+    def of(cls, facts: Facts, cities: Iterable[str], known: Collection[str] = ()) -> Renamer:
         """All names that passages and questions may hold; a name of two kinds takes the first of them."""
         kinds: dict[str, str] = dict.fromkeys(facts.countries, "country")
         for (_, relation), value in sorted(facts.values.items()):
             kinds.setdefault(value, relation if relation in ("currency", "language") else "city")
         for city in cities:
             kinds.setdefault(city, "city")
-        return cls(kinds)
+        return cls(kinds, known)
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:
         """``text`` cut into (piece, is a name); the pieces joined are the text.

@@ -11,14 +11,15 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from turncredit.config.data import PolicyConfig, WarmStartConfig
+from turncredit.config.data import PolicyConfig, WarmStartConfig, WorldConfig
 from turncredit.config.load import Scale
 from turncredit.config.task import TaskConfig
 from turncredit.credit.rows import Row
@@ -29,19 +30,22 @@ from turncredit.errors import ConfigError, DataError
 from turncredit.files import atomic_folder
 from turncredit.miniature.demonstrations import Demonstration, demonstrate, flaw_rates, renamed
 from turncredit.miniature.facts import load_facts
+from turncredit.miniature.questions import known_countries, known_facts
 from turncredit.miniature.renaming import Renamer
-from turncredit.policy.model import load_policy, make_tiny_policy, save_policy, token_logprobs
+from turncredit.policy.model import head_logits, load_policy, make_tiny_policy, save_policy
 from turncredit.policy.tokenizer import Codec, load_tokenizer, train_tokenizer
 from turncredit.seeding import derive_seed, permutation
 from turncredit.tasks.plugin import Demonstrations, ServiceSettings, TaskPlugin
 from turncredit.tasks.registry import TASKS, make_task, plugin_of
 from turncredit.training.batch import Batch, MicroBatch
 from turncredit.training.learner import check_finite
-from turncredit.types import Item, Transcript, Turn, TurnStop
+from turncredit.types import Item, StopReason, Transcript, Turn, TurnStop
 
 _RENAMED_SHARE = 0.8  # of the demonstrations; the others are true
 _REMEDY = ("lower warm_start.expert_learning_rate, warm_start.degraded_learning_rate or "
            "warm_start.muon_learning_rate")
+_RECITED = 8  # facts of a recitation
+_DECIDED = {"expert": 0.03, "degraded": 0.5}  # of the recitations; a degraded policy knows when it knows
 _CHUNK = 2048  # demonstrations rendered at a time
 
 
@@ -64,10 +68,10 @@ def _trained_tokenizer(data: Path, vocabulary: int) -> PreTrainedTokenizerFast:
     return train_tokenizer(texts, vocabulary)
 
 
-def make_renamer(data: Path) -> Renamer:
-    """Make the renamer of the miniature world whose files are in ``data``."""
+def make_renamer(data: Path, known: Collection[str] = ()) -> Renamer:
+    """Make the renamer of the miniature world whose files are in ``data``; ``known`` as in ``Renamer``."""
     titles = (passage.document().title for passage in read_corpus(checked_file(data, "corpus.jsonl")))
-    return Renamer.of(load_facts(), titles)
+    return Renamer.of(load_facts(), titles, known)
 
 
 def make_expert(scale: Scale, data: Path, index: Path, tokenizer: Path, output: Path) -> None:
@@ -117,8 +121,7 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
         model.zero_grad()
         tokens, loss = sum(len(micro.flat_N) for micro in micros), 0.0
         for micro in micros:
-            logprob_N, _ = token_logprobs(model, micro.ids_B_T, micro.attention_B_T, micro.loss_mask_B_T, 1.0)
-            part = -logprob_N.sum() / tokens
+            part = _negative_log_likelihood(model, micro) / tokens
             part.backward()
             loss += part.item()
         check_finite("the warm start's gradient", torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), _REMEDY)
@@ -131,6 +134,14 @@ def imitate(model: PreTrainedModel, rows: Iterator[list[Row]], config: WarmStart
                 print(f"warm start {step + 1}/{steps} loss {loss:.3f}", file=sys.stderr)
     bar.close()
     model.eval()
+
+
+def _negative_log_likelihood(model: PreTrainedModel, micro: MicroBatch) -> torch.Tensor:
+    """The sum over the loss tokens. Padding is on the right, where causal attention needs no mask to ignore it."""
+    hidden_B_T_H = model.base_model(input_ids=micro.ids_B_T, use_cache=False).last_hidden_state
+    predicts_B_T = micro.loss_mask_B_T[:, 1:]
+    logits_N_V = head_logits(model, hidden_B_T_H[:, :-1][predicts_B_T])
+    return torch.nn.functional.cross_entropy(logits_N_V, micro.ids_B_T[:, 1:][predicts_B_T], reduction="sum")
 
 
 def _optimizers(model: PreTrainedModel, learning_rate: float, muon_learning_rate: float) -> list[torch.optim.Optimizer]:
@@ -161,8 +172,9 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
         DataError: a file of the world is missing or altered, or no item fits into a task's turns.
         RetrieverError: the retriever cannot be reached.
     """
-    config = scale.require_warm_start()
-    renamer = make_renamer(data)
+    config, world = scale.require_warm_start(), scale.require_world()
+    renamer = make_renamer(data, known_countries(load_facts(), world.known_countries, world.seed))
+    known = [facts for task in tasks if (facts := _known_facts(world, task, codec))]
     played: list[Demonstration] = []
     short: list[bool] = []
     for task in tasks:
@@ -175,6 +187,8 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
             played += demonstrate(items, make_task(task), demonstrations, services, codec, renamer, rates, config.seed)
         short += map(demonstrations.is_short, items)
 
+    decided = _DECIDED["degraded" if degraded else "expert"]
+
     def chunks() -> Iterator[list[Row]]:
         for epoch in itertools.count():
             order = permutation(len(played), config.seed, "demonstrations", epoch)
@@ -182,10 +196,51 @@ def demonstration_rows(scale: Scale, tasks: Sequence[TaskConfig], data: Path, in
                 order = [i for i in order if short[i]] * config.one_hop_epochs + order
             for start in range(0, len(order), _CHUNK):
                 rng = random.Random(derive_seed(config.seed, "names", epoch, start))
-                yield [render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE else d, codec)
-                       for d in (played[i] for i in order[start:start + _CHUNK])]
+                shown = [played[i] for i in order[start:start + _CHUNK]]
+                first = epoch == 0 and not degraded  # copying from passages is learnt before any fact
+                recited = 0 if first or not known else round(config.recited / (1 - config.recited) * len(shown))
+                yield [*(render(renamed(d, renamer, rng) if rng.random() < _RENAMED_SHARE and not d.recalled else d,
+                                codec) for d in shown), *(
+                           _recitation(rng.sample(facts, min(_RECITED, len(facts))), decides=rng.random() < decided)
+                           for facts in rng.choices(known, k=recited))]
 
     return chunks()
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownFact:
+    """A fact of a known country: the item that asks for it, and a turn that recalls it, in two parts."""
+
+    item_id: str
+    prompt_ids: tuple[int, ...]
+    given_ids: tuple[int, ...]
+    said: str
+    said_ids: tuple[int, ...]
+
+
+def _known_facts(world: WorldConfig, config: TaskConfig, codec: Codec) -> list[_KnownFact]:
+    """The facts of known countries in the words of a task; none if it has no words for them."""
+    task, recite = make_task(config), _demonstrations(plugin_of(config.name)).recite
+    if recite is None:
+        return []
+    facts = []
+    for item in known_facts(load_facts(), world.known_countries, world.seed):
+        given, said = recite(item)
+        prompt = codec.encode_prompt(task.start(item, codec.count, codec.cut).reset())
+        facts.append(_KnownFact(item.id, prompt, codec.encode_observation(given), said, codec.encode_observation(said)))
+    return facts
+
+
+def _recitation(facts: Sequence[_KnownFact], *, decides: bool) -> Row:
+    """Facts in one row. Only the answers are trained: what is recalled, and if ``decides`` once that it is."""
+    first = facts[0]
+    said = [(first.given_ids + first.said_ids if decides else first.said_ids), *(fact.said_ids for fact in facts[1:])]
+    turns = tuple(
+        Turn(fact.said, ids, (0.0,) * len(ids), TurnStop.TAG,
+             observation_ids=() if following is None else following.given_ids)
+        for fact, ids, following in itertools.zip_longest(facts, said, facts[1:]))
+    prompt = first.prompt_ids if decides else first.prompt_ids + first.given_ids
+    return Row(Transcript(first.item_id, prompt, turns, StopReason.ANSWERED), (True,) * len(turns), group=0, leaf=0)
 
 
 def _demonstrations(plugin: TaskPlugin) -> Demonstrations:

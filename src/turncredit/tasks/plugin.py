@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,11 @@ class ServiceSettings:
 class Demonstrator(Protocol):
     """An agent that plays one item for the warm start: skilled, with flaws."""
 
+    @property
+    def recalled(self) -> bool:
+        """Whether it has used what it knows of the true world: its episode must not be renamed."""
+        ...
+
     def act(self) -> str:
         """The next turn's text."""
         ...
@@ -104,6 +109,11 @@ class Demonstrator(Protocol):
 
 class Names(Protocol):
     """The names of the miniature world, by kind (country, city, ...)."""
+
+    @property
+    def known(self) -> Collection[str]:
+        """Names of the countries whose facts a policy may know by heart."""
+        ...
 
     @property
     def names_of(self) -> Mapping[str, Sequence[str]]:
@@ -138,6 +148,8 @@ class Demonstrations:
         fits: whether the episodes of a configuration are long enough for an item.
         is_short: whether an item takes one request; short items are learnt first.
         texts: words of the protocol, for the tokenizer that is trained here.
+        recite: an item of one fact -> the beginning of a turn that decides to answer it from memory, and the rest of
+            the turn; None: nothing is known by heart.
     """
 
     make: MakeDemonstrator
@@ -146,6 +158,7 @@ class Demonstrations:
     fits: Callable[[Any, Any], bool]
     is_short: Callable[[Any], bool]
     texts: tuple[str, ...]
+    recite: Callable[[Any], tuple[str, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

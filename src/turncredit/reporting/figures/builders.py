@@ -31,7 +31,8 @@ COMPONENTS = {  # reward components of the two-turn study, in the order of Fig. 
     "tool_execution": "tool execution", "search_answer": "answer in search result",
     "answer_presence": "answer presence", "exact_match": "exact match", "xml_format": "XML format",
     "xml_tags": "XML tag usage"}
-STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)"}
+STANDS_FOR = {"facts": "facts (for NQ)", "bridge": "bridge (for HotpotQA)",
+              "chain": "chain (for NQ)", "long_chain": "long_chain (for HotpotQA)"}
 
 
 def draw(name: str, runs: Mapping[str, Runs], scale: Scale, reported: Reported) -> tuple[Figure, pd.DataFrame]:

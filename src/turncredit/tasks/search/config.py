@@ -15,7 +15,13 @@ class QuestionTaskConfig(TaskConfig):
     """Question answering with a retriever; the last turn can only answer."""
 
     top_k: int = Field(3, ge=1)  # passages of one search
+    retrieval_noise: float = Field(0.0, ge=0, lt=1)  # chance that a search shows the next top_k passages instead
     instruction: Literal["short", "full"] = "short"  # the question (and the tool's name), or the protocol too
+
+    @property
+    def retrieved(self) -> int:
+        """Passages that a search asks of the retriever; with noise also those that may be shown instead."""
+        return self.top_k if self.retrieval_noise == 0 else 2 * self.top_k
 
 
 class SearchConfig(QuestionTaskConfig):

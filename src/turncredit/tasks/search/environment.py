@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Literal
 
 from turncredit.errors import ConfigError
+from turncredit.seeding import derive_seed
 from turncredit.tasks.env import CountTokens, CutTokens, Message, Request, Step
 from turncredit.tasks.search.config import QuestionTaskConfig
 from turncredit.tasks.search.passages import format_passages, format_question
@@ -59,6 +60,7 @@ class SearchEnvironment:
 
     config: QuestionTaskConfig
     rules: Rules
+    item_id: str
     question: str
     count_tokens: CountTokens
     cut: CutTokens
@@ -98,7 +100,7 @@ class SearchEnvironment:
         if self.turns == self.config.max_turns:
             return self._end(StopReason.TURN_LIMIT)
         if response is not None:
-            observation = format_passages(response[:self.config.top_k], self.rules.grammar.result,
+            observation = format_passages(self._shown(text, response), self.rules.grammar.result,
                                           self.config.max_observation_tokens, self.count_tokens, self.cut)
             return Step(replace(observation, role=self.rules.reply_role))
         self.invalid_turns += 1
@@ -110,6 +112,16 @@ class SearchEnvironment:
     def fork(self) -> SearchEnvironment:
         """An independent copy; only the counters are mutable."""
         return replace(self)
+
+    def _shown(self, text: str, response: Sequence[Document]) -> Sequence[Document]:
+        """The ``top_k`` best passages, or with chance ``task.retrieval_noise`` the ``top_k`` after them.
+
+        The draw is a hash of the item, the turn's number and the query. So equal turns of a tree, and repeated runs,
+        are shown the same, and a search that is repeated in a later turn is drawn anew.
+        """
+        drawn = derive_seed("retrieval noise", self.item_id, self.turns, str(self._read(text))) / 2**63
+        first = self.config.top_k if drawn < self.config.retrieval_noise else 0
+        return response[first:first + self.config.top_k]
 
     def _read(self, text: str) -> str | Fault | None:
         """The query of a turn's call, the call's fault, or None if the turn makes no call."""
@@ -146,4 +158,4 @@ class SearchTask:
             if (needed := count_tokens(fixed)) > budget:
                 raise ConfigError(f"task.max_observation_tokens = {budget}: {fixed!r} takes {needed} tokens",
                                   f"set it to {needed} or more")
-        return SearchEnvironment(self.config, self.rules, item.question, count_tokens, cut)
+        return SearchEnvironment(self.config, self.rules, item.id, item.question, count_tokens, cut)

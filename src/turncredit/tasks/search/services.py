@@ -17,7 +17,7 @@ from turncredit.types import Document
 
 @dataclass(frozen=True, slots=True)
 class SearchService:
-    """Answers queries with the ``top_k`` best passages of a retriever."""
+    """Answers queries with the ``top_k`` best passages of a retriever (``task.retrieved``)."""
 
     retriever: Retriever
     top_k: int
@@ -38,4 +38,4 @@ def open_services(config: QuestionTaskConfig, settings: ServiceSettings) -> Iter
         yield {}
         return
     with retriever(settings.index, settings.retriever) as client:
-        yield {SERVICE: SearchService(client, config.top_k)}
+        yield {SERVICE: SearchService(client, config.retrieved)}
