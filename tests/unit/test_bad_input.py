@@ -223,6 +223,8 @@ def test_a_whole_run_is_collected_and_drawn_in_a_folder_with_a_space(finished: C
     assert done.exit_code == 0, (done.output, done.exception)
     folder = finished.root / "results" / "test" / "search"
     assert {"metrics.csv", "evaluation.csv.gz", "manifests.json"} <= {path.name for path in folder.iterdir()}
+    shutil.copytree(Path(__file__).parents[2] / "paper_tables" / "reported",
+                    finished.root / "paper_tables" / "reported")
     drawn = finished.call("figure", "fig3_training_dynamics", str(folder))
     assert drawn.exit_code == 0, (drawn.output, drawn.exception)
 
