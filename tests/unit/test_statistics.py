@@ -221,10 +221,3 @@ def test_bands_by_hand_with_a_missing_value() -> None:
     assert minmax.low_T[:2].tolist() == [0.0, 1.0]
     assert math.isnan(sd.low_T[2])  # one seed has no band
     assert math.isnan(minmax.high_T[2])
-
-
-def test_smoothing_is_linear_so_the_mean_may_be_smoothed_before_or_after() -> None:
-    curve = np.random.default_rng(6).random((4, 9))
-    after = np.mean([statistics.ema(line, 0.8) for line in curve], axis=0)
-    assert statistics.ema(curve.mean(axis=0), 0.8) == pytest.approx(after)
-    assert statistics.ema(np.array([math.nan, 1.0, math.nan, 0.0]), 0.5).tolist()[1:] == [1.0, 1.0, 0.5]

@@ -83,12 +83,12 @@ def test_a_change_of_the_world_reruns_everything(later: Clone) -> None:
     edit(later, "cities: 100", "cities: 101")
     jobs = later.jobs(*FRESH)
     assert jobs["world"] == jobs["build_index"] == jobs["base_policy"] == 1
-    assert jobs["train"] == jobs["evaluate"] == 13
+    assert jobs["train"] == jobs["evaluate"] == 14
 
 
 def test_more_seeds_train_only_the_new_ones(later: Clone) -> None:
     jobs = later.jobs(*FRESH, "seeds=2")
-    assert jobs["train"] == jobs["evaluate"] == 13
+    assert jobs["train"] == jobs["evaluate"] == 14
     assert "world" not in jobs
 
 

@@ -101,7 +101,7 @@ def test_the_report_is_made_offline_with_captions(finished: Clone) -> None:
     finished.snakemake("--report", "report.html", *SMOKE)
     report = (finished.root / "report.html").read_text()
     assert "fig3_training_dynamics" in report
-    assert "exponential moving average" in report
+    assert "centred means over 3 steps" in report
     opening = report[report.index("workflow_desc"):]
     opening = opening[:opening.index("\n")]  # one line of JSON: the headline, its figure and the links
     link = "showResultInfo('paper_tables/smoke/audit.md')"

@@ -54,3 +54,10 @@ wildcard_constraints:
 def run_config(wildcards) -> RunConfig:
     """The resolved configuration of one training run."""
     return SCALES[wildcards.scale].run(wildcards.experiment, wildcards.arm, int(wildcards.seed), int(wildcards.base))
+
+
+def bench_policy(wildcards) -> list[str]:
+    """The policy that one job measures. A run's steps lie beside its final policy, undeclared (see train.smk)."""
+    scale = SCALES[wildcards.scale]
+    trained = trained_run(scale, bench_config(scale, int(wildcards.base)), wildcards.policy)
+    return [] if trained is None else [str(RunPaths.under(Path(), trained).final_policy)]

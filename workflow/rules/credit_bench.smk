@@ -1,13 +1,6 @@
 # The credit bench: one job for each base policy and checkpoint. It trains nothing; a checkpoint of an arm needs that run.
 
 
-def bench_policy(wildcards) -> list[str]:
-    """The policy that one job measures. A run's steps lie beside its final policy, undeclared (see train.smk)."""
-    scale = SCALES[wildcards.scale]
-    trained = trained_run(scale, bench_config(scale, int(wildcards.base)), wildcards.policy)
-    return [] if trained is None else [str(RunPaths.under(Path(), trained).final_policy)]
-
-
 rule measure_credit:
     input:
         rules.world.output,

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from turncredit.config.load import RUNTIME_KEYS, Scale
+from turncredit.credit.registry import ESTIMATORS
 
 Factors = dict[str, str]  # factor -> level, as text
 
 CONTENT, PLACEMENT, ESTIMATOR, ROLLOUT, READING = WORDS = ("content", "placement", "estimator", "rollout", "reading")
 LEVELS: Mapping[str, tuple[str, ...]] = {  # in this order an effect is the later level minus the earlier one
     CONTENT: ("outcome", "merged", "retrieval", "full"), PLACEMENT: ("terminal", "delayed", "per turn"),
-    ESTIMATOR: ("group", "rloo", "critic"), ROLLOUT: ("single", "chains", "tree"), READING: ("text", "code")}
+    ESTIMATOR: tuple(ESTIMATORS), ROLLOUT: ("single", "chains", "tree"), READING: ("text", "code")}
 _SYMBOLS = {"rewards.search_cost": "λ_s", "task.max_turns": "N_max"}
 _IDENTITY = {"experiment", "arm", "seed", "base"}
 

@@ -221,20 +221,6 @@ def band(curve_S_T: Array, kind: Literal["sd", "minmax"]) -> Band:
     return Band(mean_T, np.where(alone, np.nan, low_T), np.where(alone, np.nan, high_T), seeds_T)
 
 
-def ema(value_T: Array, decay: float) -> Array:
-    """Exponential moving average, started at the first value; NaN steps repeat the last average.
-
-    >>> ema(np.array([1.0, 0.0, 0.0]), decay=0.5).tolist()
-    [1.0, 0.5, 0.25]
-    """
-    smooth, level = np.full(len(value_T), np.nan), math.nan
-    for step, value in enumerate(value_T):
-        if not math.isnan(value):
-            level = value if math.isnan(level) else decay * level + (1 - decay) * value
-        smooth[step] = level
-    return smooth
-
-
 def _paired(samples: Sequence[Array],
             bases: Sequence[Bases] | None) -> tuple[list[Array], list[Bases], tuple[int, ...]]:
     """The samples' runs of the base policies that all of them share, sorted, and these base policies."""
