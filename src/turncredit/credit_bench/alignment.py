@@ -1,8 +1,8 @@
-"""Statistics of gradients: how well an arm's batches point along the true gradients, and how noisily.
+"""Statistics of gradients: cosines of an arm's batches with the true gradients, and signal-to-noise ratios.
 
-All of them are functions of inner products, so gradients of any size are reduced to small tables first. Squared
-lengths are estimated from products of *different* batches, which noise does not inflate. Standard errors are
-jackknifed over batches and over the truth's blocks.
+All but ``predicted_change`` are functions of inner products, so gradients of any size are first reduced to small
+matrices. Squared lengths are estimated from products of *different* batches, which noise does not inflate. Standard
+errors are jackknifed over batches and over the blocks of the true gradient.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def jackknife(statistic: Callable[[Products], float], products: Products) -> Mea
 
 
 def spread(left_out: list[float]) -> float:
-    """The jackknife's standard error from the values with one part left out each."""
+    """Jackknife standard error of a statistic, from its values with one part left out at a time."""
     values = np.array(left_out)
     return float(np.sqrt((len(values) - 1) * values.var()))
 
@@ -82,8 +82,8 @@ def squared_length(gram_B_B: Array) -> float:
 def cosine_of_means(products: Products) -> float:
     """Cosine of the arm's expected gradient with the true one, corrected for the noise of both.
 
-    The correction is that for attenuation: both lengths are those of expectations. NaN where a squared length is not
-    above 0, i.e. where the samples do not show that there is a gradient; noise may carry it beyond 1.
+    Both squared lengths are those of expectations (correction for attenuation). NaN where one of them is not above 0,
+    i.e. where the samples do not show that there is a gradient. Noise may give values beyond 1.
     """
     lengths = squared_length(products.arm_B_B), squared_length(products.truth_H_H)
     if not min(lengths) > 0:
@@ -92,7 +92,7 @@ def cosine_of_means(products: Products) -> float:
 
 
 def cosine_of_batches(products: Products) -> float:
-    """Mean cosine of a single batch's gradient with the true one, corrected for the noise of the truth alone."""
+    """Mean cosine of a single batch's gradient with the true one, corrected for the noise of the true gradient only."""
     length, norm_B = squared_length(products.truth_H_H), np.sqrt(np.diag(products.arm_B_B))
     if not length > 0 or not norm_B.any():
         return float("nan")
@@ -113,7 +113,7 @@ def snr(products: Products, tokens: float) -> float:
 
 
 def snr_along(products: Products, tokens: float) -> float:
-    """The same of the gradient's component along the true gradient alone."""
+    """``snr`` of the gradient's component along the true gradient."""
     along_B = products.cross_B_H.mean(axis=1)
     noise = along_B.var(ddof=1)
     signal = squared_length(np.outer(along_B, along_B))
@@ -121,7 +121,7 @@ def snr_along(products: Products, tokens: float) -> float:
 
 
 def halves_cosine(truth_H_H: Array) -> float:
-    """Cosine of the means of the even and the odd blocks: the reliability of half of the truth's episodes."""
+    """Cosine of the means of the even and the odd blocks: the reliability of an estimate from half of the episodes."""
     even, odd = np.arange(0, len(truth_H_H), 2), np.arange(1, len(truth_H_H), 2)
     lengths = truth_H_H[np.ix_(even, even)].mean() * truth_H_H[np.ix_(odd, odd)].mean()
     return float(truth_H_H[np.ix_(even, odd)].mean() / np.sqrt(lengths)) if lengths > 0 else float("nan")
@@ -130,7 +130,7 @@ def halves_cosine(truth_H_H: Array) -> float:
 def reliability(halves: float) -> float:
     """Spearman and Brown's reliability of the whole from that of its halves, 2 r / (1 + r).
 
-    A plain cosine with the estimated truth is the square root of this times smaller than that with the truth.
+    Noise shrinks a plain cosine with the estimated gradient by the square root of this.
 
     >>> reliability(0.5)
     0.6666666666666666

@@ -1,4 +1,4 @@
-"""The arms of the bench: their batches through the real rollout, reward and credit code, and their gradients."""
+"""The arms of the bench: batches by the rollout, reward and credit code of training, and their gradients."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Arm:
     """An algorithm of the bench; one with a critic is measured once for each of ``critics.CRITICS``.
 
     Attributes:
-        name: of the algorithm.
-        algorithm: its words.
-        estimator: the real one, without the KL penalty.
-        critic: whose values it gets, or None.
+        name: name of the algorithm.
+        algorithm: its estimator, placement, content and rollout.
+        estimator: as in training, without the KL penalty.
+        critic: the critic whose values it gets; None for an estimator without one.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Arm:
 
 
 def make_arms(algorithms: Mapping[str, Algorithm], training: TrainingConfig) -> list[Arm]:
-    """The arms of some algorithms. The KL penalty is left out: it is no credit, and 0 at the initial policy."""
+    """The arms of some algorithms. The KL penalty is left out: it does not depend on rewards, and starts at 0."""
     arms = []
     for name, algorithm in algorithms.items():
         estimator = make_estimator(algorithm, training.model_copy(update={"kl_coefficient": 0.0}))
@@ -156,8 +156,8 @@ class Measurement:
     Attributes:
         gradient_A_B_D: of each arm and batch.
         tokens: mean sampled tokens of a batch.
-        square_A_K: for each arm and turn number, squared credits of all turns.
-        explained_A_B: see ``Credited``.
+        square_A_K: for each arm and turn number, the squared credit of every such turn.
+        explained_A_B: see ``Credited.explained``.
     """
 
     gradient_A_B_D: Tensor
@@ -180,7 +180,7 @@ def questions_per_batch(training: TrainingConfig, branching: Sequence[int], grou
         branching: turns sampled from each state. Turn k is sampled branching_1 * ... * branching_k times in every
             episode that reaches it.
         groups: chains of the same policy at the same temperature.
-        most: number of questions that there are.
+        most: number of available questions.
     """
     copies_K = np.cumprod(branching)
     chains = [leaf for group in groups for leaf in group.transcripts]
@@ -227,15 +227,15 @@ def _by_row(rows: Sequence[Row], value_N: Tensor) -> list[tuple[Row, Array]]:
 
 def replicate_credits(creditor: Creditor, arms: Sequence[Arm], probes: Sequence[Probe], branching: Sequence[int],
                       questions: int, replicate: int, exact: Sequence[Mapping[str, Sequence[float]]]) -> Array:
-    """The credit of each probe's turn when everything after and beside it is sampled anew.
+    """The credit of each probe's turn when later turns and the other episodes of its question are sampled anew.
 
-    The probe's turns stand on the path 0, 0, ... of its group, so its first leaf owns them.
+    The replayed turns are on path 0, 0, ... of the group, so the row of the first leaf owns them.
 
     Args:
         creditor, arms, branching: as in ``measure_batches``.
         probes: distinct questions; they are split into batches of about ``questions``.
-        questions: of a batch.
-        replicate: its number.
+        questions: questions of a batch.
+        replicate: number of the replicate, part of the seed.
         exact: for each probe, arm -> V of its turns.
 
     Returns:

@@ -45,7 +45,7 @@ from turncredit.training.run import set_threads
 from turncredit.training.run_folder import RunPaths
 from turncredit.types import Item
 
-COMPARABLE = 0.8  # share of a training batch's tokens below which single batches are not compared
+COMPARABLE = 0.8  # cosine_batch is left out for batches below this share of training.tokens_per_step
 Report = Callable[[str], None]
 
 
@@ -240,7 +240,7 @@ def _truth_records(truth: Truth) -> Iterable[Record]:
 
 
 def _cosine_of_truths(truth: Truth, m: int, n: int) -> Measured:
-    """Cosine of two true gradients from different blocks, whose noise is independent; jackknifed over blocks."""
+    """Cosine of the true gradients of targets ``m`` and ``n``, from different blocks; jackknifed over blocks."""
     first_H_D, second_H_D = truth.gradient_H_M_D[:, m].double(), truth.gradient_H_M_D[:, n].double()
     grams = [(a @ b.T).numpy() for a, b in ((first_H_D, first_H_D), (first_H_D, second_H_D), (second_H_D, second_H_D))]
 

@@ -1,10 +1,10 @@
-"""Values of the bench's critics at every token that a critic predicts: 0, fitted to other episodes, or exact.
+"""Values V_t of the bench's three critics, for every token that a critic predicts.
 
-- ``zero``: V = 0, the critic with which training starts.
+- ``zero``: V = 0, the critic at the start of training.
 - ``fitted``: a linear map of the frozen policy's last hidden state before the token, fitted by ridge regression to
-  the returns of other episodes. It is a critic's head after many updates, not its backbone.
-- ``exact``: V of the state in which a turn begins, for all tokens of the turn: the mean return of resampled
-  continuations. A baseline of the turn, as Q - V of turns wants; within a turn it does not move.
+  the returns of other episodes. It stands for a critic whose head was trained and whose backbone was not.
+- ``exact``: V of the state in which a turn begins, the mean return of resampled continuations. All tokens of the turn
+  have this value, so that return - V estimates Q - V of the turn.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def returns_of(estimator: Estimator, groups: Sequence[Group], rewards: Sequence[
 
 
 def undiscounted_by_lambda(estimator: Estimator) -> Estimator:
-    """The same estimator at lambda = 1, where its targets at V = 0 are returns."""
+    """The same estimator at lambda = 1; with V = 0 its critic's targets are then returns."""
     training = estimator.training.model_copy(update={"gae_lambda": 1.0})
     return type(estimator)(estimator.placement, training, estimator.settings)
 

@@ -47,14 +47,14 @@ class GradientSpace:
         return sum(p.numel() for p in self.policy.parameters()) if self.chosen_D is None else len(self.chosen_D)
 
     def flat(self, gradients: Sequence[Tensor]) -> Tensor:
-        """One vector (D,) of the gradients of all parameters, float32 on the CPU."""
+        """The gradients of all parameters as one vector of shape (D,), float32 on the CPU."""
         whole = torch.cat([gradient.detach().reshape(-1).float().cpu() for gradient in gradients])
         return whole if self.chosen_D is None else whole[self.chosen_D]
 
 
 def policy_gradients(space: GradientSpace, batch: Batch, credits: Sequence[TokenCredit],
                      settings: TrainingConfig) -> Tensor:
-    """The direction in which the policy's loss falls, at ratio 1, under each credit.
+    """The negative gradient of the policy's loss at ratio 1, under each credit.
 
     The loss is that of training (``losses``) without its KL and entropy terms.
 

@@ -1,7 +1,7 @@
-"""Plays and scores the bench's episodes; replays the first turns of an episode and continues it anew.
+"""Plays and scores the bench's episodes; replays the first turns of an episode and samples other continuations.
 
-A sample depends on its context and its seed alone. So an episode's prefix is replayed by giving its turns the same
-seeds again, with any engine and any rollout, and what follows is sampled anew.
+A sampled turn depends on its context and its seed alone. So a prefix is replayed by giving its turns the same seeds
+again, with any engine and any rollout; the turns after it get other seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from turncredit.types import Group, Item, Transcript
 
 FULL: Content = "full"  # the content of the shaped return
 SHAPED = "shaped_return"
-LEAVES = 256  # played at once: the engine's cache copies more than it saves in larger batches
+LEAVES = 256  # most episodes played at once: larger batches lose more time to copies of the KV cache than they gain
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Player:
             items: distinct items.
             branching: see ``rollout.batched.rollout``.
             key: names this sample; the same key samples the same episodes again.
-            pinned: item id -> number of first turns that are those of the item's probe (``probe_seed``).
-            every_leaf: all episodes of a group begin with the pinned turns; else only those on the path 0, 0, ...
+            pinned: item id -> number of first turns that are replayed from the item's probe (``probe_seed``).
+            every_leaf: all episodes of a group begin with the replayed turns; else only the first, on path 0, 0, ...
         """
         seed_of = self._seeds(key, pinned or {}, every_leaf=every_leaf)
         runner, at_once = self._runner(FULL), max(1, LEAVES // math.prod(branching))
@@ -84,12 +84,12 @@ class Player:
 
 
 def probe_seed(seed: int, item: str, turn: int) -> int:
-    """The seed of a turn, from 1, of an item's probe: the one episode of it that is replayed."""
+    """The seed of turn ``turn`` (from 1) of an item's probe, the one episode of the item that is replayed."""
     return derive_seed("credit bench", seed, "probe", item, turn)
 
 
 def target_names(task: str) -> tuple[str, ...]:
-    """The quantities whose true gradients are computed: the task's metrics of training, and the shaped return.
+    """The quantities whose true gradients are computed: the task's metrics that training records, and ``SHAPED``.
 
     The shaped return is the sum of all rewards of content ``full``.
     """

@@ -1,4 +1,4 @@
-"""Q and V of single turns by brute force: probe episodes, and many continuations from each of their states."""
+"""Q and V of single turns by brute force: episodes (probes), and many continuations from each of their states."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Probe:
     """One episode of K turns and C continuations from each of its states.
 
     Attributes:
-        item: what it plays.
+        item: its question.
         transcript: the episode.
         continued_K: for each turn k, C episodes that begin with the turns before k.
-        turn: the turn that the replicates credit, from 0.
+        turn: index, from 0, of the turn whose credit is measured (``arms.replicate_credits``).
     """
 
     item: Item
@@ -70,8 +70,8 @@ def state_values(player: Player, probe: Probe, names: Sequence[str]) -> list[Arr
     """The targets of the continuations from each state of a probe, and of the probe itself.
 
     Returns:
-        K + 1 arrays ``value_C_M``: entry k holds the episodes that continue the turns before k, entry K the probe
-        itself, C times. Their means are E[target | turns before k]; they differ by Q - V of turn k.
+        K + 1 arrays ``value_C_M``: entry k holds the continuations of the turns before k, entry K the probe itself,
+        C times. The mean of entry k is E[target | turns before k]; entry k + 1 minus entry k is Q - V of turn k.
     """
     groups = [*probe.continued_K, Group.of_chains([probe.transcript])]
     scored = player.score([probe.item] * len(groups), groups, FULL)

@@ -1,4 +1,4 @@
-"""Records of the bench's table that are computed from probes: true advantages, exact critics, errors of credits."""
+"""Rows of the bench's table that are computed from probes: true advantages, exact critics, errors of turns' credit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(arm: str, variant: str, quantity: str, target: str, found: Measured, 
 
 
 class ProbeStudy:
-    """Everything that is computed from probes: true advantages, exact critics, and the errors of credits."""
+    """Everything that is computed from probes: true advantages, exact critics, and the errors of turns' credit."""
 
     def __init__(self, player: Player, probes: Sequence[Probe], arms: Sequence[Arm]) -> None:
         self.player, self.probes = player, probes

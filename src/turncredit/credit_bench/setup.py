@@ -1,4 +1,4 @@
-"""What the bench runs on: the policy of a checkpoint, the task of an experiment, and the arms that are compared."""
+"""Inputs of the bench: the policy of a checkpoint, the task of an experiment, and the arms that are compared."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def trained_run(scale: Scale, config: RunConfig, checkpoint: str) -> RunConfig |
 
 
 def bench_hash(scale: Scale, base: int) -> str:
-    """Hash of the settings that decide the bench's numbers, but for the policy and the data."""
+    """Hash of all settings that change the bench's numbers; the policy and the data are not part of it."""
     config = bench_config(scale, base)
     arms = {name: algorithm.hashed_fields() for name, algorithm in arms_of(scale, config).items()}
     return json_sha256([config.settings(), arms, scale.credit_bench.hashed_fields(exclude={"checkpoints"}),
@@ -94,7 +94,7 @@ def _existing(folder: Path, what: str) -> Path:
 
 
 def arms_of(scale: Scale, config: RunConfig, chosen: Sequence[str] = ()) -> Mapping[str, Algorithm]:
-    """The arms of the bench.
+    """The algorithms to compare, by arm.
 
     Every algorithm of ``config/algorithms.yaml`` whose content the task has, and every further arm of the scale's
     experiments that differs from them in the algorithm alone.

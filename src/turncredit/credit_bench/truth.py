@@ -1,4 +1,4 @@
-"""The true gradients: score-function gradients of expected metrics, from thousands of episodes.
+"""True gradients: score-function (REINFORCE) gradients of expected metrics, from thousands of episodes.
 
 For a metric m of an episode tau, grad E[m] = E[(m(tau) - b) sum_t grad log pi(a_t | s_t)]. The baseline b of an
 episode is the mean of the other episodes of its question, so the estimate has no bias. Nothing is discounted,
@@ -25,7 +25,7 @@ from turncredit.seeding import permutation
 from turncredit.training.batch import Batch
 from turncredit.types import Group, Item
 
-BLOCKS = 8  # independent parts of the truth, for its reliability and its share of the standard errors
+BLOCKS = 8  # independent parts of the episodes, for the reliability and the standard errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class Truth:
 
 
 def measure_truth(player: Player, space: GradientSpace, pool: Sequence[Item], sizes: CreditBenchConfig) -> Truth:
-    """Play ``sizes.chains`` episodes on as many questions of the pool as they suffice for, in ``BLOCKS`` blocks.
+    """Play ``sizes.chains`` episodes in ``BLOCKS`` blocks, ``sizes.chains_per_question`` on each question.
 
-    Every block has whole questions, none twice, so a small pool gives fewer episodes. Blocks may share questions.
+    A block has no question twice, so a small pool gives fewer episodes. Blocks share questions if the pool is small.
     """
     task = player.config.task
     names = target_names(task.name)

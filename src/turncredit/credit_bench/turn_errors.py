@@ -1,7 +1,8 @@
 """Statistics of single turns' credit against Q - V: correlation, bias, variance, sign errors. Pure functions.
 
-The unit of an arm's credit is arbitrary (a z-score, a whitened return), and a positive factor changes no direction.
-So the credit is divided by its slope on Q - V first; bias and variance are then shares of E[(Q - V)^2].
+The unit of an arm's credit is arbitrary (a z-score, a whitened return), and a positive factor does not change the
+direction of the gradient. So the credit is first divided by its regression slope on Q - V; bias and variance are then
+shares of E[(Q - V)^2].
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class TurnCredits:
     """Credit and true advantage of P probed turns.
 
     Attributes:
-        credit_P_R: the arm's credit of the turn in each replicate; only what is sampled after or beside it differs.
+        credit_P_R: the arm's credit of the turn in each replicate; replicates differ in what is sampled after the turn
+            and in the other episodes.
         half_P_2: two estimates of Q - V from different continuations.
         error_P: standard error of their mean.
     """
@@ -48,8 +50,8 @@ def advantage(before_C: Array, after_C: Array) -> tuple[float, float, float]:
         before_C: the target in continuations from the state before the turn.
         after_C: in continuations from the state after it; a constant if the turn ended its episode.
 
-    The first half of the continuations is left to the exact critic (``bench``), so that the noise of its values and
-    that of Q - V are independent. Quarters 3 and 4 are used here.
+    Only the third and the fourth quarter of the continuations are used. The first half gives the exact critic its
+    values (``records``), so their noise is independent of that of Q - V.
 
     >>> advantage(np.zeros(4), np.ones(4))
     (1.0, 1.0, 0.0)
@@ -66,9 +68,10 @@ def measure(turns: TurnCredits) -> dict[str, Measured]:
     """All statistics of an arm's credit of single turns.
 
     Returns:
-        ``turn_correlation``: of one credit with Q - V, about 0 and corrected for the noise of Q - V.
-        ``turn_bias``: E[(E[credit | turn] / slope - (Q - V))^2] / E[(Q - V)^2]; a baseline that depends on the state
-        alone is part of it, though it does not turn the mean gradient where all tokens weigh the same.
+        ``turn_correlation``: correlation of the credit in one replicate with Q - V; means are not subtracted, and the
+        noise of Q - V is corrected for.
+        ``turn_bias``: E[(E[credit | turn] / slope - (Q - V))^2] / E[(Q - V)^2]. It includes a baseline that depends on
+        the state alone, which does not change the expected gradient where all tokens weigh the same.
         ``turn_variance``: E[Var(credit | turn)] / slope^2 / E[(Q - V)^2].
         ``turn_sign_error``: share of wrong signs among turns whose Q - V is beyond two standard errors; half for a
         credit of 0.
