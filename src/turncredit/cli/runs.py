@@ -14,7 +14,7 @@ import typer
 from turncredit.cli.options import Base, Root, ScaleName, experiment_of_task, scale_at
 from turncredit.config.load import RunConfig, Scale
 from turncredit.config.paths import base_folder
-from turncredit.config.reading import under
+from turncredit.config.reading import with_reading
 
 runs = typer.Typer()
 PANEL = "Training and evaluation"
@@ -111,7 +111,7 @@ def untrained_config(scale: Scale, experiment: str, base: int = 0) -> RunConfig:
     """The configuration with which an untrained policy plays an experiment: its first arm's, without overrides."""
     found = scale.experiments[experiment]
     arm, settings = next(iter(found.arms.items()))
-    rewards = under(found.reading or scale.reading, scale.rewards[found.task.name], {})
+    rewards = with_reading(found.reading or scale.reading, scale.rewards[found.task.name], {})
     return scale.run(experiment, arm, 0, base).model_copy(update={
         "algorithm": scale.algorithms[settings.algorithm], "task": scale.task_of(experiment),
         "rewards": rewards})

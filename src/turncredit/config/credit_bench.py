@@ -1,4 +1,4 @@
-"""Settings of the credit bench: what it measures with, and how much it samples; and the names in its table."""
+"""Settings of the credit bench (docs/CREDIT_BENCH.md), and the names of its files, columns and special values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field, field_validator, model_validator
 from turncredit.config.base import StrictModel
 
 INITIAL = "initial"
-CREDIT_BENCH = "credit_bench"  # its folder of results
+CREDIT_BENCH = "credit_bench"  # name of its folder of results
 COLUMNS = ("scale", "base", "checkpoint", "arm", "variant", "quantity", "target", "value", "standard_error", "tokens")
-FILES = ("credit_bench.csv", "manifest.json")  # of one checkpoint
-COLLECTED = ("credit_bench.csv", "manifests.json")  # of all base policies and checkpoints
-TRUTH = "truth"  # in the column arm: the true gradients themselves
+FILES = ("credit_bench.csv", "manifest.json")  # results of one checkpoint
+COLLECTED = ("credit_bench.csv", "manifests.json")  # results of all base policies and checkpoints, joined
+TRUTH = "truth"  # in the column arm: rows about the true gradients themselves
 PAID = "paid_return"  # in the column target: the sum of what the arm itself is paid
 _TRAINED = re.compile(r"[A-Za-z0-9._-]+\.(final|step-[0-9]+)")
 
@@ -25,16 +25,16 @@ class CreditBenchConfig(StrictModel):
     experiment: str | None = None  # whose task, questions and training settings are used; null: the first one
     checkpoints: tuple[str, ...] = (INITIAL,)  # `initial`, or a trained policy of seed 0: `ARM.final`, `ARM.step-20`
     chains: int = Field(4096, ge=8)  # episodes from which the true gradients are computed
-    chains_per_question: int = Field(8, ge=2)
+    chains_per_question: int = Field(8, ge=2)  # how many of them each question has
     batches: int = Field(16, ge=4)  # training batches of each arm, of `training.tokens_per_step` sampled tokens each
     probes: int = Field(320, ge=8)  # episodes whose turns get Q and V from resampled continuations
-    continuations: int = Field(24, ge=4, multiple_of=4)  # of each of their states
+    continuations: int = Field(24, ge=4, multiple_of=4)  # episodes from each state of a probe
     replicates: int = Field(4, ge=4, multiple_of=2)  # batches in which each probed turn is credited again
     sweep_batches: int = Field(8, ge=0)  # batches of each arm in the sweeps below; 0: no sweeps
     group_sizes: tuple[int, ...] = ()  # sweep of `training.group_size`
     tree_branchings: tuple[int | tuple[int, ...], ...] = ()  # sweep of `training.tree_branching`
     turn_limits: tuple[int, ...] = ()  # sweep of `task.max_turns`
-    coordinates: int = Field(2**20, ge=1)  # a policy with more parameters is measured on so many, drawn once
+    coordinates: int = Field(2**20, ge=1)  # most parameters whose gradients are compared; above it, a random subset
 
     @field_validator("checkpoints")
     @classmethod

@@ -19,7 +19,7 @@ from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.experiment import CheckpointConfig, Experiment, as_task
 from turncredit.config.paths import run_key
-from turncredit.config.reading import Reading, under
+from turncredit.config.reading import Reading, with_reading
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
 from turncredit.config.task import RewardConfig, TaskConfig
@@ -189,7 +189,7 @@ class Scale(StrictModel):
     def task_of(self, experiment: str) -> TaskConfig:
         """The task of an experiment under its reading, without the overrides of its arms."""
         found = self.experiments[experiment]
-        return under(found.reading or self.reading, found.task, {})
+        return with_reading(found.reading or self.reading, found.task, {})
 
     def checkpoint(self, name: str) -> CheckpointConfig:
         """A policy that others trained.
@@ -229,9 +229,9 @@ class Scale(StrictModel):
             raise ConfigError(f"experiments.{experiment}.arms.{arm}: task {found.task.name!r} has no content "
                               f"{algorithm.content!r}", f"use {', '.join(known)}")
         reading = overrides.reading or found.reading or self.reading
-        task = under(reading, found.task, overrides.task)
-        rewards = under(reading, self.rewards[task.name], overrides.rewards)
-        training = under(reading, found.training, {})
+        task = with_reading(reading, found.task, overrides.task)
+        rewards = with_reading(reading, self.rewards[task.name], overrides.rewards)
+        training = with_reading(reading, found.training, {})
         if algorithm.rollout == "tree":
             try:
                 training.tree_branching_K(task.max_turns)

@@ -1,7 +1,7 @@
-"""The readings of the paper: ``text``, what it says, and ``code``, what its authors' public code does.
+"""Readings of the paper where its text and its authors' public code differ: ``text`` or ``code``.
 
-A reading is a set of ordinary keys. Their defaults are the reading ``text``; the class attribute ``CODE`` of a
-settings model holds the values of the reading ``code``. A key that the configuration names keeps its value.
+A reading sets defaults of ordinary keys. The defaults in the settings models are those of ``text``; the class attribute
+``CODE`` of a model holds the values of ``code`` where they differ. A key that the configuration names keeps its value.
 """
 
 from __future__ import annotations
@@ -15,11 +15,19 @@ Reading = Literal["text", "code"]
 _Settings = TypeVar("_Settings", bound=StrictModel)
 
 
-def under(reading: Reading, given: _Settings, overrides: Mapping[str, Any]) -> _Settings:
-    """Settings under a reading: its values, then those that the configuration names, then ``overrides``.
+def with_reading(reading: Reading, given: _Settings, overrides: Mapping[str, Any]) -> _Settings:
+    """Settings with the defaults of a reading, then the values that the configuration names, then ``overrides``.
+
+    Args:
+        reading: ``text`` or ``code``.
+        given: the settings as configured; keys that were not set explicitly take the reading's value.
+        overrides: values that replace both.
+
+    Raises:
+        ValidationError: the result is not valid.
 
     >>> from turncredit.config.training import TrainingConfig
-    >>> [under("code", TrainingConfig(**given), {}).group_std for given in ({}, {"group_std": "population"})]
+    >>> [with_reading("code", TrainingConfig(**given), {}).group_std for given in ({}, {"group_std": "population"})]
     ['sample', 'population']
     """
     code = type(given).CODE if reading == "code" else {}

@@ -1,7 +1,7 @@
 """Makes a base policy: the policies of the first warm start whose difficulty passes the gates.
 
-RL training from one policy says little about training from another: base policies are a random factor of the study.
-A warm start gives other weights on another type of CPU. The gates keep its difficulty comparable.
+Results of RL training from one policy may not hold for another, so base policies are a random factor of the study.
+The same seed gives different weights on different types of CPU (rounding). The gates keep the difficulty comparable.
 """
 
 from __future__ import annotations

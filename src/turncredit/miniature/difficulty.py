@@ -1,4 +1,4 @@
-"""Measures how hard a task is for a policy, and which turns decide its outcome, before any training by reward."""
+"""Measures, before RL training, how hard a task is for a policy and which turns decide the outcome."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from turncredit.tasks.registry import make_task, plugin_of
 from turncredit.training.run import make_runner, set_threads
 from turncredit.types import Item
 
-OUTCOME = "answer_correct"  # the metric whose mean is the exact match
-_TRAIN_QUESTIONS = 400  # on which an initial policy is measured
+OUTCOME = "answer_correct"  # the metric whose mean is the exact match; 0 or 1 for an episode
+_TRAIN_QUESTIONS = 400  # most training questions on which an initial policy is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class VarianceShares:
     """The variance of the outcome, divided between the question and the turns; the shares sum to 1.
 
     Attributes:
-        question: share that is known before the first turn.
-        turn_K: share that turn k adds: how much better the outcome is known after the turn than before it.
+        question: share explained by the question alone: Var V_0 / Var Y (``variance_shares``).
+        turn_K: share that turn k adds: E[(V_k - V_(k-1))^2] / Var Y.
     """
 
     question: float
@@ -42,7 +42,7 @@ class VarianceShares:
 
     @property
     def largest_turn(self) -> float:
-        """The largest share that one turn holds of the variance that the turns hold together."""
+        """The largest turn's share of the sum over turns."""
         return max(self.turn_K) / max(sum(self.turn_K), 1e-9)
 
 
@@ -50,8 +50,8 @@ def measure(scale: Scale, folder: Path, data: Path, index: Path) -> dict[str, fl
     """The difficulty of every task for the policies of one base policy.
 
     The initial policy plays training questions of its task's first experiment, the expert policy the test questions
-    of the same sets. ``initial_{task}_closed_book_em`` is the exact match of the initial policy's first turns on
-    the test questions of ``facts``, if the scale has them.
+    of the same sets. ``initial_{task}_closed_book_em`` is the exact match of the initial policy on the test questions
+    of ``facts`` (if the scale has them) when its first turn is its last.
 
     Args:
         scale: the configuration.
@@ -89,7 +89,7 @@ def measure(scale: Scale, folder: Path, data: Path, index: Path) -> dict[str, fl
 
 def _with_runner(policy: Path, config: RunConfig, services: ServiceSettings,
                  use: Callable[[EpisodeRunner], dict[str, float]]) -> dict[str, float]:
-    """What ``use`` returns for a policy that is loaded, and a retriever that is open, meanwhile."""
+    """Load a policy, open its task's services, and return what ``use`` computes with them."""
     set_threads(config)
     codec = Codec.load(policy)
     with ExitStack() as stack:
@@ -152,18 +152,18 @@ def variance_shares(runner: EpisodeRunner, sampled: Sequence[Sequence[Episode]],
                     seed: int) -> VarianceShares | None:
     """Divide the variance of the exact match Y between the question and the turns, by resampled continuations.
 
-    With V_k = E[Y | the states up to that after turn k], turn k holds (E[V_k^2] - E[V_(k-1)^2]) / Var Y. For a
-    binary Y of mean p, E[V_k^2] = E[Y V_k] = p E[V_k | Y = 1]: so only episodes that succeeded are played again, to
-    turn k with their own seeds and from there ``continuations`` times with new ones.
+    V_k = E[Y | state after turn k] is a martingale, so turn k adds E[(V_k - V_(k-1))^2] = E[V_k^2] - E[V_(k-1)^2].
+    For a binary Y of mean p, E[V_k^2] = E[Y V_k] = p E[V_k | Y = 1]. So only successful episodes are played again: their
+    first k turns with the same seeds, then ``continuations`` times with new seeds.
 
     Args:
         runner: played the episodes.
         sampled: the episodes of each pass of ``measure_difficulty`` with the same seed.
-        continuations: from each state.
-        seed: of the passes.
+        continuations: episodes from each state.
+        seed: the seed of the passes.
 
     Returns:
-        the shares; None if no episode succeeded or none failed.
+        The shares; None if no episode succeeded or none failed.
     """
     p = _mean([episode for episodes in sampled for episode in episodes], OUTCOME)
     right = [(n, episode.item, len(episode.transcript.turns)) for n, episodes in enumerate(sampled)
@@ -173,7 +173,7 @@ def variance_shares(runner: EpisodeRunner, sampled: Sequence[Sequence[Episode]],
     last = runner.task.config.max_turns
     known_k = [1.0] * (last + 1)
     for k in range(last):
-        value = [1.0 for *_, turns in right if turns <= k]  # over: Y is known
+        value = [1.0 for *_, turns in right if turns <= k]  # the episode has ended: V_k = Y
         for n in range(len(sampled)):
             going_on = [item for of_pass, item, turns in right if of_pass == n and turns > k]
             if going_on:
@@ -185,7 +185,7 @@ def variance_shares(runner: EpisodeRunner, sampled: Sequence[Sequence[Episode]],
 
 
 def _seeds(seed: int, n: int, same: int | None = None) -> SeedOf:
-    """The seeds of pass ``n``; with ``same``, only those of the first ``same`` turns, and others after them."""
+    """The seeds of pass ``n``; with ``same``, the first ``same`` turns keep them and later turns get new ones."""
     def seed_of(item: str, path: TurnPath) -> int:
         renewed = () if same is None or len(path) <= same else ("again", same)
         return derive_seed("difficulty", seed, n, item, *renewed, *path)

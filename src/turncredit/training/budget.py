@@ -1,9 +1,8 @@
-"""Questions per training step, chosen so that all arms sample equally many tokens or trajectories.
+"""Chooses the number of questions of each training step, so that all arms sample equally many tokens or trajectories.
 
-A question's cost is unknown before it is sampled. So a step plays questions in chunks, each as large as
-what is known of the costs allows, and ends when it has about its quota. The costs of earlier steps make
-one chunk enough as a rule; the first step learns them from its own first chunks, so that nothing is
-sampled apart from training.
+The cost of a question (its tokens or trajectories) is unknown before it is sampled. So a step plays questions in
+chunks and ends near its quota. The size of a chunk follows from the costs of earlier questions; once they are known,
+one chunk is usually enough. The first step measures costs on its own first chunks, and trains on these too.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from turncredit.types import Group
 
 FACTOR = 1.5  # a step samples between target / 1.5 and 1.5 * target
 _CORRECTION = 0.25  # largest part of the target by which a step corrects the error of earlier steps
-_TOLERANCE = 0.1  # part of the target below which what is missing is left to the next step
+_TOLERANCE = 0.1  # a step ends when it lacks less than this part of the target; the next step makes up for it
 _DECAY = 0.7  # weight of the earlier steps in the statistics of costs
 _DEVIATIONS = 2.0  # standard errors between a chunk's expected cost and the limit
 _FIRST = 4  # questions of the first chunk
@@ -26,12 +25,12 @@ _GROWTH = 2.0  # largest chunk, as a multiple of the questions whose costs are k
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What a training step shall sample, and what one question may cost.
+    """How much a training step should sample, and bounds of the cost of one question.
 
     Attributes:
         target: tokens (a turn that leaves share counts once) or trajectories (each leaf of a tree counts).
-        counts_tokens: whether it is tokens.
-        least, largest: bounds of the cost of one question.
+        counts_tokens: whether costs are tokens; else trajectories.
+        least, largest: bounds of the cost of one question, in the same unit.
     """
 
     target: int
@@ -59,17 +58,17 @@ class Quota:
         return cls(training.tokens_per_step, True, copies_K[0], sum(copies_K) * max_turn_tokens)
 
     def cost(self, group: Group) -> int:
-        """What the episodes of one question cost."""
+        """The cost of one question: sampled tokens or trajectories of its group."""
         return group.sampled_count if self.counts_tokens else len(group.transcripts)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run has sampled, and what its questions cost; immutable.
+    """How much a run has sampled, and statistics of its questions' costs; immutable.
 
     Attributes:
         steps: observed steps.
-        spent: the cost of all their questions.
+        spent: total cost of their questions.
         questions, cost, square: number of questions, sum and sum of squares of their costs; earlier steps
             count less.
     """
@@ -83,7 +82,8 @@ class Budget:
     def more_questions(self, quota: Quota, cost_Q: Sequence[int], most: int) -> int:
         """Return the size of a step's next chunk of questions; 0 ends the step.
 
-        The step aims at the quota, corrected for earlier steps by at most a quarter of it. A chunk's expected
+        The step aims at the target, corrected by at most a quarter of it for what earlier steps sampled too much
+        or too little. A chunk's expected
         cost plus two standard errors keeps the step below 1.5 times the target, and a step with less than
         target / 1.5 goes on. So a step leaves these bounds only if a single question costs a large part of the
         target, if costs change suddenly between two steps, or if there are no more questions.
