@@ -208,16 +208,3 @@ def test_only_shared_base_policies_are_compared() -> None:
     assert (found.value, found.seeds) == (pytest.approx(0.15 - 0.4), (2, 2))
     with pytest.raises(ValueError, match="no base policy in common"):
         statistics.difference(a[2:], b, (np.array([1]), np.array([0, 0])))
-
-
-# --- curves ----------------------------------------------------------------------------------------------------------
-
-def test_bands_by_hand_with_a_missing_value() -> None:
-    curve = np.array([[0.0, 1.0, math.nan], [1.0, 2.0, 4.0], [2.0, math.nan, math.nan]])
-    sd, minmax = statistics.band(curve, "sd"), statistics.band(curve, "minmax")
-    assert sd.mean_T.tolist() == minmax.mean_T.tolist() == [1.0, 1.5, 4.0]
-    assert sd.seeds_T.tolist() == [3, 2, 1]
-    assert sd.high_T[:2] == pytest.approx([2.0, 1.5 + math.sqrt(0.5)])
-    assert minmax.low_T[:2].tolist() == [0.0, 1.0]
-    assert math.isnan(sd.low_T[2])  # one seed has no band
-    assert math.isnan(minmax.high_T[2])

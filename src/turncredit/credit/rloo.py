@@ -1,7 +1,7 @@
 """RLOO: each trajectory's return minus the mean return of the others (Ahmadian et al., arXiv 2402.14740).
 
 What is compared: the returns of the G trajectories of one question, as in GRPO, but with a baseline
-that leaves the trajectory itself out and without a division by the spread.
+that leaves the trajectory itself out and not divided by the standard deviation.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ def variance_shares(runner: EpisodeRunner, sampled: Sequence[Sequence[Episode]],
     """Divide the variance of the exact match Y between the question and the turns, by resampled continuations.
 
     V_k = E[Y | state after turn k] is a martingale, so turn k adds E[(V_k - V_(k-1))^2] = E[V_k^2] - E[V_(k-1)^2].
-    For a binary Y of mean p, E[V_k^2] = E[Y V_k] = p E[V_k | Y = 1]. So only successful episodes are played again: their
-    first k turns with the same seeds, then ``continuations`` times with new seeds.
+    For a binary Y of mean p, E[V_k^2] = E[Y V_k] = p E[V_k | Y = 1]. So only successful episodes are played again:
+    their first k turns with the same seeds, then ``continuations`` times with new seeds.
 
     Args:
         runner: played the episodes.

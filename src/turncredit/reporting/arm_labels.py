@@ -1,7 +1,7 @@
 """Labels of arms, made from their resolved configurations: ``λ_s = 0``, ``merged, per turn``, ``MT-PPO``.
 
-A *factor* is a setting in which the arms of an experiment differ. Arm ids name files and rows of CSV files; labels are
-for readers.
+A *factor* is a setting in which the arms of an experiment differ; a *level* is one of its values. Arm ids name files
+and rows of CSV files; labels are for readers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IDENTITY = {"experiment", "arm", "seed", "base"}
 def factors(scale: Scale, experiment: str) -> dict[str, Factors]:
     """Levels of each arm in the settings that differ between the arms of an experiment.
 
-    The words of an algorithm are factors by their names (``content``); other keys have their path (``task.max_turns``).
+    An algorithm's settings are factors by their own names (``content``); other keys by their path (``task.max_turns``).
     """
     found_experiment = scale.experiments[experiment]
     settings = {name: {READING: arm.overrides.reading or found_experiment.reading or scale.reading} | dict(
@@ -33,7 +33,7 @@ def factors(scale: Scale, experiment: str) -> dict[str, Factors]:
         for name, arm in found_experiment.arms.items()}
     keys = list(dict.fromkeys(key for found in settings.values() for key in found))
     differ = [key for key in keys if len({found.get(key) for found in settings.values()}) > 1]
-    if READING in differ:  # the word stands for the keys that it sets
+    if READING in differ:  # the reading stands for the keys that it sets
         run = scale.run(experiment, next(iter(settings)), 0)
         sections = {"task": run.task, "rewards": run.rewards, "training": run.training}
         set_by_it = {f"{name}.{key}" for name, section in sections.items() for key in type(section).CODE}
@@ -44,8 +44,9 @@ def factors(scale: Scale, experiment: str) -> dict[str, Factors]:
 def arm_labels(scale: Scale, experiment: str) -> dict[str, str]:
     """The label of each arm of an experiment.
 
-    An arm is called by its algorithm if arms differ in that and no arm overrides a word of it, else by these words.
-    Other settings are named where they differ from the first arm's; the first arm names its own.
+    Arms are called by their algorithms if these differ and no arm overrides content, placement or rollout; else by the
+    levels of content, placement, estimator and rollout that differ. Other settings are added where they differ from the
+    first arm's; the first arm's label has its own values.
     """
     if experiment not in scale.experiments:
         return {}
@@ -80,7 +81,7 @@ def _symbol(key: str) -> str:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings as (path, level); the path of an algorithm's words has no prefix."""
+    """Settings as (path, level); the path of an algorithm's own settings has no prefix."""
     for key, value in settings.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping):

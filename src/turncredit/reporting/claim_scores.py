@@ -6,7 +6,7 @@
 - ``hops_gap``: that metric over multi-hop questions minus over one-hop questions;
 - ``validation``: mean of a validation curve over a window of steps; over all of training this is the area under the
   curve divided by its length;
-- ``steps_to_half``: first step whose validation score reaches half of the expert's score; the last step if none does;
+- ``steps_to_half``: first validated step, step 0 included, at half of the expert's score; the last step if none is;
 - ``training``: mean of a training curve over a window;
 - ``fall``: mean of a training curve over a first window minus the mean over a second window;
 - ``below_start``: validation score at step 0 minus the mean over a window;
@@ -16,7 +16,7 @@
 - ``spread_final``, ``spread_validation``, ``spread_training``: distance of a run from the median of its arm and base
   policy, averaged over data sets or steps: how much runs differ.
 
-Windows are fractions of the training steps. Step 0 is in no window: all arms of a base policy share it.
+Windows are fractions of the training steps. Step 0 is in no window: there, all arms of a base policy are equal.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ FINAL = ("final", "hops_gap", "spread_final")  # statistics of the final evaluat
 
 
 class NotMeasured(Exception):
-    """The runs cannot answer: no step is in the window, or the data set is not in the scale."""
+    """The runs have no such score: no step is in the window, or the data set is not in the scale."""
 
 
+# (arm, line of claim_tests.csv, metric, data sets, results) -> one row a run, one column a data set
 Score = Callable[[ArmRuns, ClaimTest, str, Sequence[str], Results], Array]
 
 

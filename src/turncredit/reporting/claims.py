@@ -5,9 +5,10 @@ become the verdict of a claim. Lines are *primary* (they decide the claim), *sec
 *descriptive* (a remark that no test can decide).
 
 A comparison is decidable if every arm has at least ``FEWEST`` runs, the arms are not all at the floor (``least``) or
-all at the ceiling (``most``) of the metric, and the untrained policies show the pressure that the claim is about
-(``needs``). A part of a claim whose comparisons are all undecidable makes the claim *not decidable*, unless another
-part is reversed; single undecidable comparisons of a part are left out.
+all at the ceiling (``most``) of the metric, and an untrained policy reaches the score that the claim presupposes
+(``needs``; e.g. some exact match without searches, where a claim says that agents stop searching). A part of a claim
+whose comparisons are all undecidable makes the claim *not decidable*, unless another part is reversed; single
+undecidable comparisons of a part are left out.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from turncredit.reporting.verdicts import Evidence, Judgement, Verdict, combine,
 Finding = Literal["holds", "reversed", "within margin", "open", "not decidable", "by construction", "not run"]
 FEWEST = 5  # runs an arm
 _ONE_SIDED, _MARGIN = 0.025, 0.05  # levels of the words for single comparisons, which decide nothing
-_LATE = "fixed after"  # notes of lines that earlier runs suggested
-_LEVELS = {  # statistic -> the statistic whose mean is held against the floor and the ceiling
+_LATE = "fixed after"  # so begin the notes of lines that were suggested by earlier runs
+_LEVELS = {  # statistic -> the statistic whose mean is compared with the floor and the ceiling
     "final": "final", "spread_final": "final", "hops_gap": "final", "validation": "validation",
     "spread_validation": "validation", "training": "training", "spread_training": "training"}
 

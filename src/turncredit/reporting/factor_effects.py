@@ -1,7 +1,7 @@
-"""Main effects of content, placement, estimator, sampling and reading, over all runs of an experiment.
+"""Main effects of content, placement, estimator, rollout and reading, over all runs of an experiment.
 
-An effect compares two levels of a factor: the mean difference over all pairs of arms that differ in this factor only.
-Arms without such a partner do not count.
+An effect compares two neighbouring levels of a factor: the mean difference over all pairs of arms that differ in this
+factor only. Arms without such a partner are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MainEffect:
         factor: content, placement, estimator, rollout or reading.
         low: the level that is subtracted.
         high: the other level.
-        outcome: what it changes.
+        outcome: the outcome that is compared.
         estimate: mean at ``high`` minus mean at ``low``.
         pairs: number of pairs of arms.
     """

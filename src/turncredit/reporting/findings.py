@@ -1,7 +1,7 @@
-"""Findings in sentences, computed from the runs: what learns fastest, what each factor changes, what is undecided.
+"""Sentences about the results, computed from the runs: what learns fastest, what each factor changes, what is open.
 
-Every sentence is built by a small function from samples or estimates; sentences about experiments that were not run
-are left out. Two arms are *separated* if p ≤ 0.05 after Holm's method over all pairs of arms of an outcome.
+A function for each sentence builds it from samples or estimates; sentences about experiments that were not run are
+left out. Two arms are *separated* if p ≤ 0.05 after Holm's method over all pairs of arms of an outcome.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SHORT = {"area": "area", "steps_to_half": "steps to half", "exact_match": "exac
 
 
 def headline(results: Results, reported: Reported) -> list[str]:
-    """The findings in few sentences, for README and the terminal; empty without runs of search.
+    """The main findings, for README and the terminal; empty without runs of search.
 
     Raises:
         DataError: the runs' files lack a metric or data set.

@@ -1,7 +1,7 @@
-"""Tests of means and differences over runs, with base policies and seeds as random factors.
+"""Tests and intervals of means and differences over runs, with base policies and seeds as random factors.
 
-A run belongs to a base policy and has a seed. Arms share base policies and are paired within them. Three rules, each a
-t interval around the mean over base policies:
+A run belongs to a base policy and has a seed. Arms share base policies and are paired within them. There are three
+rules; each gives a t interval around the mean over base policies:
 
 - *One base policy*: Welch's t over seeds. The interval does not cover other base policies.
 - *Several*: the wider of two t intervals: over the base policies' contrasts (B - 1 degrees of freedom), and over runs
@@ -20,12 +20,13 @@ deviations of arms that differ by 2.5 (20,000 samples; ``tests/unit/test_inferen
 | 4 x 4 | 95 to 98 % | 95 to 98 % |
 | 6 x 4 | 95 to 98 % | 95 to 98 % |
 
-The smallest effect that claim 4 finds with 80 % power, in standard deviations over seeds, at r = 0.5 with six arms: 23
-by the second rule and 4.9 by the third with 3 x 4 runs; 3.6 by the third with 6 x 2, which are as many runs; 2.6 with
-6 x 4; 2.1 with 12 x 2. More base policies help more than more seeds.
+The smallest effect that the audit finds with 80 % power in claim 4 (MT-PPO learns faster than PPO-OR and PPO-MR), in
+standard deviations over seeds, at r = 0.5 with six arms. With 3 x 4 runs: 23 by the second rule, 4.9 by the third. By
+the third rule: 3.6 with 6 x 2 (also 12 runs an arm), 2.6 with 6 x 4, 2.1 with 12 x 2. More base policies help more
+than more seeds.
 
-If its assumption fails it is too narrow: with r = 2 for two arms and r = 0 for four others, it
-covers the difference of the two in 82 % of cases. A plain bootstrap of 3 base policies covers at most 75 %.
+If the assumption of the third rule fails, its intervals are too narrow: with r = 2 for two arms and r = 0 for four
+others, they cover the difference of the two in 82 % of cases. A plain bootstrap of 3 base policies covers at most 75 %.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ Bases = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """An estimate whose error has a t distribution; with several, the one with the least evidence counts.
+    """An estimate with one or two t distributions; of two, the wider interval and the larger p-value count.
 
     Attributes:
         value: the estimate; 0 standard error means that no run differs from another.
         errors: standard error and degrees of freedom of each t; none if an arm has a single run.
-        bases: number of base policies that all arms share.
+        bases: number of base policies that all arms share; the interval covers others only if it is above 1.
     """
 
     value: float
@@ -93,7 +94,7 @@ class Effect:
 class ShareEffect:
     """A share of runs, or the difference of two shares, with score tests.
 
-    Runs count as independent, shrunk by a design effect if base policies differ in their share.
+    Runs count as independent; their number is divided by a design effect if base policies differ in their share.
 
     Attributes:
         counts: (successes, runs) of each of one or two arms; effective numbers, so not whole.
@@ -136,7 +137,7 @@ class ShareEffect:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What the runs of an arm say about a score, by base policy: ``cells`` makes it.
+    """A score of an arm's runs, summarised by base policy (made by ``cells``).
 
     Attributes:
         base_B: the base policies, ascending.
@@ -151,7 +152,7 @@ class Cells:
     square_B: Array
 
     def of(self, bases: Sequence[int]) -> Cells:
-        """Those of the given base policies, which the arm must have."""
+        """The same for some base policies, which the arm must have."""
         rows = np.searchsorted(self.base_B, bases)
         return Cells(self.base_B[rows], self.count_B[rows], self.mean_B[rows], self.square_B[rows])
 

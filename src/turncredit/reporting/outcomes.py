@@ -22,8 +22,8 @@ class Outcome:
     Attributes:
         key: its name in CSV files.
         words: its name in tables and figures.
-        measure: the outcome of each run of an arm; raises ``NotMeasured`` where the runs cannot tell.
-        margin: differences below it do not matter; fixed before the runs.
+        measure: gives the outcome of each run of an arm; raises ``NotMeasured`` if the runs do not have it.
+        margin: smaller differences do not matter.
         sign: 1 if more is better, -1 if less is, 0 if neither.
         digits: decimals in tables.
         metric: the metric of the paper's tables that it corresponds to; "" if there is none.
@@ -49,7 +49,7 @@ def area(results: Results, runs: ArmRuns) -> Sample:
 
 
 def steps_to_half(results: Results, runs: ArmRuns) -> Sample:
-    """The first validated step at half of the expert's exact match; the last step if none is.
+    """The first validated step after 0 at half of the expert's exact match; the last step if none is.
 
     Raises:
         NotMeasured: no validation, or the expert policy was not evaluated.
@@ -86,7 +86,7 @@ def trained_on(results: Results, runs: ArmRuns) -> tuple[str, ...]:
 
 def measured(outcome: Outcome, results: Results, experiment: str, arms: Iterable[str] | None = None,
              ) -> dict[str, Sample]:
-    """The outcome of each arm of an experiment that was run and can tell, in the configuration's order."""
+    """The outcome of each arm of an experiment that has it, in the configuration's order."""
     found: dict[str, Sample] = {}
     for name, runs in results.arms(experiment).items():
         if arms is None or name in arms:
@@ -98,7 +98,7 @@ def measured(outcome: Outcome, results: Results, experiment: str, arms: Iterable
 
 
 def _expert(results: Results, experiment: str) -> ArmRuns:
-    """The expert policy's evaluation on an experiment's task, maybe made for another experiment."""
+    """The expert policy's evaluation on an experiment's task, possibly from another experiment with the same task."""
     task = results.scale.experiments[experiment].task
     for name, other in results.scale.experiments.items():
         if other.task == task and (expert := results.untrained("expert", name)) is not None:
@@ -127,7 +127,7 @@ AREA, STEPS, MATCH, FORMAT, SEARCHES = PRIMARY = (
     Outcome("format", "final format", _final("format_correct"), 0.02, metric="format_correct"),
     Outcome("searches", "searches per episode", _final("searches"), 0.1, 0, 2))
 
-# Outcomes that were not fixed in advance: of sampled episodes, over the first third of training.
+# Not among the primary outcomes: means over the sampled episodes of the first third of training.
 EARLY_SEARCHES = Outcome("early_searches", "early searches per episode", _early("searches_mean"), 0.1, 0, 2)
 EARLY_FORMAT = Outcome("early_format", "early format", _early("format_correct"), 0.02)
 

@@ -74,7 +74,7 @@ def final(runs: ArmRuns, metric: str, datasets: Sequence[str]) -> Sample:
 
 
 def of_curves(runs: ArmRuns, score_S_D: Array) -> Sample:
-    """A sample of scores computed from the curves of an arm's runs, one row for each."""
+    """A sample from scores that were computed from the curves of an arm's runs, one row a run."""
     return Sample(score_S_D, runs.curve_base_S)
 
 
@@ -163,7 +163,7 @@ def winner(samples: Mapping[str, Sample], sign: int = 1) -> str | None:
 
 
 def tied(samples: Mapping[str, Sample], name: str) -> list[str]:
-    """The arms that are not separated from one of them."""
+    """The arms that are not separated from the arm ``name``."""
     near = {pair.high if pair.low == name else pair.low
             for pair in pairs(samples) if name in (pair.high, pair.low) and not pair.separated}
     return [other for other in samples if other in near]

@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,37 +187,6 @@ def share_difference(a: tuple[float, float], b: tuple[float, float]) -> Estimate
     low = p - q - math.hypot(p - p_low, q_high - q)
     high = p - q + math.hypot(p_high - p, q - q_low)
     return clean(Estimate(p - q, low, high, (round(a[1]), round(b[1]))))
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Mean over seeds at each step with a band; the band is NaN at steps with fewer than two seeds."""
-
-    mean_T: Array
-    low_T: Array
-    high_T: Array
-    seeds_T: NDArray[np.int64]
-
-
-def band(curve_S_T: Array, kind: Literal["sd", "minmax"]) -> Band:
-    """Mean with a band of one sample standard deviation to either side, or from minimum to maximum.
-
-    Seeds without a value at a step (NaN) are skipped; ``seeds_T`` counts the others.
-    """
-    present = ~np.isnan(curve_S_T)
-    seeds_T = present.sum(axis=0)
-    filled = np.where(present, curve_S_T, 0.0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean_T = filled.sum(axis=0) / np.where(seeds_T > 0, seeds_T, np.nan)
-        if kind == "minmax":
-            low_T = np.where(present, curve_S_T, np.inf).min(axis=0)
-            high_T = np.where(present, curve_S_T, -np.inf).max(axis=0)
-        else:
-            square_T = np.where(present, (curve_S_T - mean_T) ** 2, 0.0).sum(axis=0)
-            sd_T = np.sqrt(square_T / np.where(seeds_T > 1, seeds_T - 1, np.nan))
-            low_T, high_T = mean_T - sd_T, mean_T + sd_T
-    alone = seeds_T < 2
-    return Band(mean_T, np.where(alone, np.nan, low_T), np.where(alone, np.nan, high_T), seeds_T)
 
 
 def _paired(samples: Sequence[Array],

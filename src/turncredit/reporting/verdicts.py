@@ -7,17 +7,17 @@ that all of its comparisons hold, so its p-values are:
 - supported, equivalent: the largest over its comparisons (intersection-union test, no correction needed);
 - opposite: the smallest times the number of comparisons (Bonferroni), as one reversed comparison refutes the claim.
 
-Holm's method corrects the three p-values of all claims together, so an audit holds a false verdict in at most 5 % of
-cases, whatever is true. The family is fixed before the runs: every claim with a primary test whose runs are there,
-decidable or not. *Equivalent* is no false verdict where the truth is within the margin.
+Holm's method corrects the three p-values of all claims together, so at most 5 % of audits hold a false verdict,
+whatever is true. The family does not depend on the results: it is every claim with a primary test whose runs exist,
+decidable or not. *Equivalent* is a true verdict if the difference is within the margin.
 
 Whole audits of exchangeable arms, simulated with the tests of ``claim_tests.csv``
 (``python -m tests.simulated_audits``, 400 audits a design): 0 to 0.5 % hold a false verdict with 3 base policies x 4
 seeds (variance between base policies 0 to 2 times that over seeds, seeds normal or skewed by collapsed runs, arms of
-unequal variance), 0.25 % with 6 x 4 and 6 x 2. Single comparisons at 95 % would have claimed a difference in most of
-them. Effects of the printed size, planted in claim 4, are found in 79 % of 300 audits with 3 x 4 and in 88 % with 6 x 4
-(80 % are printed). With one base policy verdicts hold for that policy only: of 100 simulated audits with 10 seeds, 30
-hold a verdict that is false of other base policies.
+unequal variance), 0.25 % with 6 x 4 and 6 x 2. Uncorrected comparisons at 95 % would claim a difference in most audits.
+If the arms of claim 4 differ by the smallest detectable effect that the audit prints, the claim is supported in 79 % of
+300 audits with 3 x 4 and in 88 % with 6 x 4 (nominal: 80 %). With one base policy verdicts hold for that policy only:
+of 100 simulated audits with one base policy and 10 seeds, 30 hold a verdict that is false for other base policies.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def evidence(found: Effect | ShareEffect, direction: str, threshold: float, marg
         found: the estimate and its error.
         direction: ``greater`` or ``less`` than the threshold, or ``similar``: within the threshold of 0.
         threshold: in the unit of the estimate.
-        margin: distances from the threshold below it do not matter; None: equivalence is not tested.
+        margin: smaller distances from the threshold do not matter; None: equivalence is not tested.
 
     >>> found = evidence(Effect(0.3, ((0.1, 20.0),)), "greater", 0.0, 0.1)
     >>> round(found.supported, 4), round(found.opposite, 4), round(found.equivalent, 4)

@@ -83,13 +83,12 @@ class Budget:
         """Return the size of a step's next chunk of questions; 0 ends the step.
 
         The step aims at the target, corrected by at most a quarter of it for what earlier steps sampled too much
-        or too little. A chunk's expected
-        cost plus two standard errors keeps the step below 1.5 times the target, and a step with less than
-        target / 1.5 goes on. So a step leaves these bounds only if a single question costs a large part of the
-        target, if costs change suddenly between two steps, or if there are no more questions.
+        or too little. A chunk is as large as its expected cost plus two standard errors stays below 1.5 times the
+        target, and a step with less than target / 1.5 goes on. So a step leaves these bounds only if a single question
+        costs a large part of the target, if costs change suddenly between two steps, or if no questions are left.
 
         Args:
-            quota: what a step shall sample.
+            quota: what a step should sample.
             cost_Q: costs of the questions that the step has played.
             most: number of questions that it may still play.
 

@@ -1,11 +1,11 @@
 """Rewards of the search agent (paper section 5.2), one pure function a component.
 
-Every turn but the episode's last earns R^I = R_retrieval + R_format + R_search, whatever ended the
-episode; the last turn earns R^O. The merged reward is one number for the whole trajectory.
+Every turn but the episode's last earns R^I = R_retrieval + R_format + R_search, whatever ended the episode; the last
+turn earns R^O. The merged reward is one number for the whole trajectory (section 6.1).
 
-Three rules have two readings (``config.reading``): what a search is charged by, the format of a turn, and
-how an accepted answer is looked for. The metrics and the merged reward have one. The answer is the one that the
-environment read, by the rule of the task's grammar.
+Three rules differ between the readings ``text`` and ``code`` (``config.reading``): which searches cost, what a
+well-formed turn is, and how an accepted answer is looked for. The metrics and the merged reward are the same under
+both. The answer is the one with which the environment ended the episode (``Grammar``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COMPONENTS = ("exact_match", "f1", "retrieval", "turn_format", "search_cost", "t
 def is_hit(turn: Turn, answers: Sequence[str], rule: str = "raw") -> bool:
     """Whether an accepted answer stands in this turn's information.
 
-    ``raw``: in a passage that the environment showed, case aside. ``normalised``: in any closed information block of
+    ``raw``: in a passage that the environment showed, ignoring case. ``normalised``: in any closed information block of
     the turn's text, both normalised.
 
     Raises:
@@ -114,11 +114,11 @@ def search_reward(n_search: int, cost: float = 0.1) -> float:
 
 
 def charged_searches_K(transcript: Transcript, charge: str = "executed") -> tuple[int, ...]:
-    """n_search that each turn pays for.
+    """n_search of each turn, by which its search cost is computed (``search_reward``).
 
-    ``executed``: the searches executed so far, at every turn; an invalid turn adds none. ``tag``: the turns so far
-    whose text has an opening search tag, at those turns; others pay for none. An invalid turn is one of them: the
-    remark that follows it has the tag in the authors' environment.
+    ``executed``: the searches executed up to this turn; an invalid turn adds none. ``tag``: for a turn whose text has
+    an opening search tag, the number of such turns up to it; for any other turn 0. An invalid turn counts as one with
+    the tag, because the remark that follows it has the tag in the authors' environment.
 
     Raises:
         ValueError: another charge.
@@ -154,7 +154,7 @@ def outcome_reward(
 
 
 def binary_outcome(correct: bool) -> float:
-    """R^O of the outcome-only baselines: exact match, format aside."""
+    """R^O of the outcome-only baselines: 1 for an exact match, else 0, whatever the format."""
     return 1.0 if correct else 0.0
 
 
