@@ -107,7 +107,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def turn_credits(self, group: Group, rewards: Sequence[TrajectoryRewards]) -> list[list[float]] | None:
-        """Ragged ``credit_L_K`` for people: the credit of each turn of each leaf of one group.
+        """Ragged ``credit_L_K`` for display: the credit of each turn of each leaf of one group.
 
         Advantages of a group baseline; returns of a critic, which are its advantages at V = 0, before whitening and
         without the KL penalty. None if these episodes have no such credit.

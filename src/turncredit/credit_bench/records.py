@@ -69,6 +69,7 @@ class ProbeStudy:
                 yield record(TRUTH, f"turn={turn}", "variance_share", name, Measured(part, float("nan")), 0)
 
     def _exact(self, arm: Arm, p: int, members: slice) -> list[float]:
+        """V of the states before each turn of probe ``p``: the mean return of some of its continuations."""
         value_K: list[float] = self._return_P_K_C[arm.name][p][:, members].mean(axis=1).tolist()
         return value_K
 
@@ -93,10 +94,10 @@ class ProbeStudy:
         """Correlation, bias, variance and sign errors of each arm's credit, over all turns and by turn number."""
         if not self.probes:
             return
-        half = len(self._value_P_K_C_M[0][0]) // 4
+        quarter = len(self._value_P_K_C_M[0][0]) // 4  # the exact critic has quarters 1 and 2, Q - V has 3 and 4
         credit_R_A_P = np.array([replicate_credits(
             creditor, arms, self.probes, branching, questions, replicate,
-            [{arm.name: self._exact(arm, p, slice(0, half) if replicate % 2 == 0 else slice(half, 2 * half))
+            [{arm.name: self._exact(arm, p, slice(0, quarter) if replicate % 2 == 0 else slice(quarter, 2 * quarter))
               for arm in arms if arm.critic == "exact"} for p in range(len(self.probes))])
             for replicate in range(replicates)])
         for a, arm in enumerate(arms):
@@ -114,6 +115,7 @@ class ProbeStudy:
                         yield record(arm.name, variant, name, target, found, 0)
 
     def _advantage(self, arm: Arm, p: int, target: str) -> tuple[float, float, float]:
+        """Two estimates of Q - V of the turn of probe ``p``, and the standard error of their mean."""
         turn, value_K_C_M = self.probes[p].turn, self._value_P_K_C_M[p]
         if target != PAID:
             m = self.names.index(target)

@@ -51,7 +51,7 @@ def advantage(before_C: Array, after_C: Array) -> tuple[float, float, float]:
         after_C: in continuations from the state after it; a constant if the turn ended its episode.
 
     Only the third and the fourth quarter of the continuations are used. The first half gives the exact critic its
-    values (``records``), so their noise is independent of that of Q - V.
+    values (``records``), so that their noise is independent of that of Q - V.
 
     >>> advantage(np.zeros(4), np.ones(4))
     (1.0, 1.0, 0.0)
