@@ -59,7 +59,7 @@ class Run:
     @property
     def jobs(self) -> list[dict[str, str]]:
         """Its jobs, oldest first."""
-        comment = f"rule_train_wildcards_smoke_search_{self.arm}_0"
+        comment = f"rule_train_wildcards_smoke_search_{self.arm}_0_0"  # base policy and seed
         return [job for job in self.on.cluster.jobs()
                 if (job["WorkDir"], job.get("Comment")) == (str(self.on.root), comment)]
 
