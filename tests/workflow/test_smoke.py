@@ -105,7 +105,7 @@ def test_the_report_is_made_offline_with_captions(finished: Clone) -> None:
     opening = report[report.index("workflow_desc"):]
     opening = opening[:opening.index("\n")]  # one line of JSON: the headline, its figure and the links
     link = "showResultInfo('paper_tables/smoke/audit.md')"
-    for words in ("exact match: paper", "MT-PPO", "data:image/png;base64", link):
+    for words in ("final exact match", "MT-PPO", "data:image/png;base64", link):
         assert words in opening
 
 
