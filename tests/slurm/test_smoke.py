@@ -26,7 +26,7 @@ ASKED = {
     "evaluations-ablation": ([60], 4000, 1),
     "evaluations-placement": ([90], 4000, 1),
     "collect": ([30] * 5, 4000, 0),
-    "pages": ([10] * 21, 4000, 0),  # in two submissions
+    "pages": ([10] * 25, 4000, 0),  # in two submissions
 }
 
 
