@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from tests.workflow.conftest import ROOT
 from turncredit.cli import main as cli
-from turncredit.cli.runs import untrained_config
 from turncredit.config.load import load_scale, scale_names
 from turncredit.errors import (
     CheckpointError,
@@ -149,13 +148,13 @@ def test_an_untrained_policy_is_evaluated_without_the_overrides_of_an_arm() -> N
     other = scale.model_copy(update={"experiments": scale.experiments | {
         "search": experiment.model_copy(update={"arms": {name: changed}})}})
     assert other.run("search", name, 0).task.max_turns == 2
-    assert untrained_config(other, "search").task == experiment.task
-    assert untrained_config(other, "search").rewards == scale.rewards["search"]
-    assert untrained_config(scale, "search") == scale.run("search", name, 0)
+    assert other.without_overrides("search").task == experiment.task
+    assert other.without_overrides("search").rewards == scale.rewards["search"]
+    assert scale.without_overrides("search") == scale.run("search", name, 0)
 
 
 def test_a_policy_of_others_is_evaluated_under_the_reading_of_its_scale() -> None:
     scale = load_scale("paper", ROOT / "config")
-    played, trained = untrained_config(scale, "search"), scale.run("search", "MT-PPO", 0)
+    played, trained = scale.without_overrides("search"), scale.run("search", "MT-PPO", 0)
     assert played.task.model_dump()["action"] == "first_pair"
     assert (played.task, played.rewards) == (trained.task, trained.rewards)

@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 import typer
 
 from turncredit.cli.options import Base, Root, ScaleName, experiment_of_task, scale_at
-from turncredit.config.load import RunConfig, Scale
+from turncredit.config.load import Scale
 from turncredit.config.paths import base_folder
-from turncredit.config.reading import with_reading
 
 runs = typer.Typer()
 PANEL = "Training and evaluation"
@@ -107,16 +106,6 @@ def evaluate_checkpoint(name: Annotated[str, typer.Argument(help="one of the sca
                         ("greedy",))
 
 
-def untrained_config(scale: Scale, experiment: str, base: int = 0) -> RunConfig:
-    """The configuration with which an untrained policy plays an experiment: its first arm's, without overrides."""
-    found = scale.experiments[experiment]
-    arm, settings = next(iter(found.arms.items()))
-    rewards = with_reading(found.reading or scale.reading, scale.rewards[found.task.name], {})
-    return scale.run(experiment, arm, 0, base).model_copy(update={
-        "algorithm": scale.algorithms[settings.algorithm], "task": scale.task_of(experiment),
-        "rewards": rewards})
-
-
 def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[str], policy: Path | None,
                         decodings: tuple[Literal["greedy", "sampled"], ...], *, base: int = 0,
                         closed_book: bool = False) -> None:
@@ -142,7 +131,7 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
     tables = []
     with TemporaryDirectory() as scratch:
         for experiment in experiments:
-            config = untrained_config(scale, experiment, base)
+            config = scale.without_overrides(experiment, base)
             if closed_book:  # the only turn must answer
                 config = config.model_copy(update={"task": config.task.model_copy(update={"max_turns": 1})})
             paths = RunPaths.under(root, config)

@@ -17,7 +17,7 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.base import StrictModel, explain, optional, read_mapping, refuse, validate_as
 from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
-from turncredit.config.experiment import CheckpointConfig, Experiment, as_task
+from turncredit.config.experiment import ArmOverrides, CheckpointConfig, Experiment, as_task
 from turncredit.config.paths import run_key
 from turncredit.config.reading import Reading, with_reading
 from turncredit.config.retriever import RetrieverConfig
@@ -216,8 +216,19 @@ class Scale(StrictModel):
             raise ConfigError(f"no arm {arm!r} in experiment {experiment!r}", nearest(arm, found.arms))
         if seed < 0:
             raise ConfigError(f"seed {seed} is negative", "use 0, 1, 2, ...")
+        return self._resolve(experiment, arm, found.arms[arm].overrides, seed, base)
+
+    def without_overrides(self, experiment: str, base: int = 0) -> RunConfig:
+        """An experiment's task, rewards and training settings as its first arm has them without its overrides.
+
+        Raises:
+            ConfigError: no such base policy.
+        """
+        return self._resolve(experiment, next(iter(self.experiments[experiment].arms)), ArmOverrides(), 0, base)
+
+    def _resolve(self, experiment: str, arm: str, overrides: ArmOverrides, seed: int, base: int) -> RunConfig:
         self.check_base(base)
-        overrides = found.arms[arm].overrides
+        found = self.experiments[experiment]
         algorithm = self.algorithms[found.arms[arm].algorithm]
         try:
             algorithm = Algorithm.model_validate(algorithm.model_dump() | {

@@ -8,7 +8,6 @@ from pathlib import Path
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.credit_bench import INITIAL
 from turncredit.config.load import RunConfig, Scale
-from turncredit.config.reading import with_reading
 from turncredit.errors import CheckpointError, ConfigError, nearest
 from turncredit.files import json_sha256
 from turncredit.tasks.registry import plugin_of
@@ -25,12 +24,7 @@ def bench_config(scale: Scale, base: int) -> RunConfig:
     Raises:
         ConfigError: no such base policy.
     """
-    name = experiment_name(scale)
-    found = scale.experiments[name]
-    arm, settings = next(iter(found.arms.items()))
-    rewards = with_reading(found.reading or scale.reading, scale.rewards[found.task.name], {})
-    return scale.run(name, arm, 0, base).model_copy(update={
-        "algorithm": scale.algorithms[settings.algorithm], "task": scale.task_of(name), "rewards": rewards})
+    return scale.without_overrides(experiment_name(scale), base)
 
 
 def experiment_name(scale: Scale) -> str:
