@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from turncredit.config.load import RunConfig, Scale
+from turncredit.config.load import Scale
 from turncredit.errors import DataError
 from turncredit.evaluation import Episode, EpisodeRunner
-from turncredit.policy.engines.make import make_engine
-from turncredit.policy.model import load_policy
-from turncredit.policy.tokenizer import Codec
 from turncredit.rollout.state import Path as TurnPath
 from turncredit.rollout.state import SeedOf
 from turncredit.seeding import derive_seed, permutation
 from turncredit.tasks.plugin import ServiceSettings
 from turncredit.tasks.registry import make_task, plugin_of
-from turncredit.training.run import make_runner, set_threads
+from turncredit.training.run import open_runner
 from turncredit.types import Item
 
 OUTCOME = "answer_correct"  # the metric whose mean is the exact match; 0 or 1 for an episode
@@ -66,39 +62,28 @@ def measure(scale: Scale, folder: Path, data: Path, index: Path) -> dict[str, fl
         DataError: a file of the world is missing or altered.
         RetrieverError: the retriever cannot be reached.
     """
-    measured: dict[str, float] = {}
     first = {e.task.name: name for name, e in reversed(scale.experiments.items())}  # the first experiment of a task
-    for task, experiment in first.items():
-        found = scale.experiments[experiment]
-        config = scale.run(experiment, next(iter(found.arms)), 0).model_copy(update={"task": found.task})
-        services = ServiceSettings(scale.retriever_of(experiment), index / (found.retriever or ""))
-        plugin = plugin_of(task)
-        train = plugin.read_items(data, "train", found.train_on)
-        train = [train[i] for i in permutation(len(train), 0, "difficulty")[:_TRAIN_QUESTIONS]]
-        of_policy = {
-            "expert": _with_runner(folder / "expert", config, services, lambda runner: measure_difficulty(
-                runner, plugin.read_items(data, "test", found.train_on), passes=1, continuations=0)),  # noqa: B023
-            "initial": _with_runner(folder / "initial" / task, config, services, lambda runner: {
-                **measure_difficulty(runner, train),  # noqa: B023
-                **({"closed_book_em": closed_book(runner, plugin.read_items(data, "test", ["facts"]))}  # noqa: B023
-                   if "facts" in scale.datasets else {})})}
-        measured |= {f"{policy}_{task}_{name}": value for policy, numbers in of_policy.items()
-                     for name, value in numbers.items()}
-    return measured
+    return {f"{policy}_{task}_{name}": value for task, experiment in first.items()
+            for policy, numbers in _measure_task(scale, experiment, folder, data, index).items()
+            for name, value in numbers.items()}
 
 
-def _with_runner(policy: Path, config: RunConfig, services: ServiceSettings,
-                 use: Callable[[EpisodeRunner], dict[str, float]]) -> dict[str, float]:
-    """Load a policy, open its task's services, and return what ``use`` computes with them."""
-    set_threads(config)
-    codec = Codec.load(policy)
-    with ExitStack() as stack:
-        engine = stack.enter_context(make_engine(
-            config.engine, codec, policy=policy, model=lambda: load_policy(policy, config.device),
-            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
-            folder=policy))
-        opened = stack.enter_context(plugin_of(config.task.name).open_services(config.task, services))
-        return use(make_runner(config, engine, opened, codec))
+def _measure_task(scale: Scale, experiment: str, folder: Path, data: Path, index: Path) -> dict[str, dict[str, float]]:
+    """The numbers of the expert policy and of the initial policy on the task of an experiment."""
+    found, config = scale.experiments[experiment], scale.without_overrides(experiment)
+    services = ServiceSettings(scale.retriever_of(experiment), index / (found.retriever or ""))
+    plugin = plugin_of(config.task.name)
+    train = plugin.read_items(data, "train", found.train_on)
+    train = [train[i] for i in permutation(len(train), 0, "difficulty")[:_TRAIN_QUESTIONS]]
+    expert, initial = folder / "expert", folder / "initial" / config.task.name
+    with open_runner(expert, config, services, expert) as runner:
+        of_expert = measure_difficulty(runner, plugin.read_items(data, "test", found.train_on), passes=1,
+                                       continuations=0)
+    with open_runner(initial, config, services, initial) as runner:
+        of_initial = measure_difficulty(runner, train)
+        if "facts" in scale.datasets:
+            of_initial["closed_book_em"] = closed_book(runner, plugin.read_items(data, "test", ["facts"]))
+    return {"expert": of_expert, "initial": of_initial}
 
 
 def measure_difficulty(runner: EpisodeRunner, items: Sequence[Item], *, passes: int = 4, continuations: int = 4,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,25 +139,39 @@ def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, 
         TaskError: the task breaks its protocol (see ``TaskPlugin.check``).
         RetrieverError: the retriever cannot be reached.
     """
-    set_threads(config)
     plugin = plugin_of(config.task.name)
     items = plugin.read_items(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", items)
-    codec = Codec.load(policy)
-    # One process on one GPU, without a trainer.
-    engine_config = config.engine.model_copy(update={"mode": "colocate", "tensor_parallel": 1})
-    with ExitStack() as stack:
-        engine = stack.enter_context(make_engine(
-            engine_config, codec, policy=policy, model=lambda: load_policy(policy, config.device),
-            window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
-            folder=output.parent))
-        opened = stack.enter_context(plugin.open_services(config.task, services))
-        runner = make_runner(config, engine, opened, codec)
+    with open_runner(policy, config, services, output.parent) as runner:
         episodes_of = {decoding: evaluate(runner, items, decoding, config.random_seed) for decoding in decodings}
-    write_records(episodes_path(output), EpisodeRecorder(config, codec).evaluation(episodes_of[decodings[0]]))
+    write_records(episodes_path(output), EpisodeRecorder(config, runner.codec).evaluation(episodes_of[decodings[0]]))
     table = pd.concat([evaluation_table(plugin, episodes, decoding) for decoding, episodes in episodes_of.items()])
     with atomic(output) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
+
+
+@contextmanager
+def open_runner(policy: Path, config: RunConfig, services: ServiceSettings, folder: Path) -> Iterator[EpisodeRunner]:
+    """A policy that plays a run's task without a trainer: in one process, on one GPU.
+
+    Args:
+        policy: a Hugging Face folder with its tokenizer.
+        config: task, rewards, device and engine.
+        services: settings of the task's services, which are open meanwhile.
+        folder: for the engine's temporary files.
+
+    Raises:
+        CheckpointError: the policy cannot be read.
+        RetrieverError: the retriever cannot be reached.
+    """
+    set_threads(config)
+    codec = Codec.load(policy)
+    engine_config = config.engine.model_copy(update={"mode": "colocate", "tensor_parallel": 1})
+    with make_engine(engine_config, codec, policy=policy, model=lambda: load_policy(policy, config.device),
+                     window=config.task.max_context_tokens, device=config.device, precision=config.launch.precision,
+                     folder=folder) as engine, \
+            plugin_of(config.task.name).open_services(config.task, services) as opened:
+        yield make_runner(config, engine, opened, codec)
 
 
 def make_runner(config: RunConfig, engine: Engine, services: Mapping[str, Service], codec: Codec) -> EpisodeRunner:
