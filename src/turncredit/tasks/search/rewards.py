@@ -158,14 +158,14 @@ def binary_outcome(correct: bool) -> float:
     return 1.0 if correct else 0.0
 
 
-def merged_reward(transcript: Transcript, prediction: str, answers: Sequence[str], values: SearchRewards) -> float:
-    """The merged reward of PPO-MR and GRPO-MR (section 6.1; Search-R1's reward of answer, format and retrieval).
+def merged_reward(transcript: Transcript, answers: Sequence[str], correct: bool, well_formed: bool,
+                  values: SearchRewards) -> float:
+    """The merged reward (section 6.1; Search-R1's reward of answer, format and retrieval): one number for an episode.
 
-    One number for the trajectory. The format is that of all its turns; retrieval counts only beside a right format
-    and a wrong answer, and once, however many turns hit. A hit is normalised, as in the code that defines this reward.
+    ``well_formed`` is the format of all turns. Retrieval counts only beside a right format and a wrong answer, and
+    once, however many turns hit. A hit is normalised, as in the code that defines this reward.
     """
-    correct = exact_match(prediction, answers)
-    if not episode_format(transcript, SEARCH):
+    if not well_formed:
         if correct:
             return values.merged_right_malformed
         answered = transcript.stop is StopReason.ANSWERED
@@ -194,7 +194,8 @@ class SearchReward:
         """Judge one episode; an episode without an answer has a wrong format and no exact match."""
         v, answers, before_last = self.values, item.answers, transcript.turns[:-1]
         prediction = given_answer(transcript, self.grammar)
-        correct = exact_match(prediction, answers)
+        correct, overlap = exact_match(prediction, answers), f1(prediction, answers)
+        well_formed = episode_format(transcript, SEARCH)
         retrieval_K = [*(retrieval_reward(turn, answers, v.retrieval, v.hit) for turn in before_last), 0.0]
         format_K = [*(format_reward(turn, v.turn_format_right, v.turn_format_wrong, v.turn_format)
                       for turn in before_last), 0.0]
@@ -202,19 +203,18 @@ class SearchReward:
                     0.0]
         tiers = outcome_reward(correct, answer_format(transcript, v.turn_format), right=v.correct,
                                format_only=v.format_only, format_wrong=v.format_wrong)
-        merged = merged_reward(transcript, prediction, answers, v)
+        merged = merged_reward(transcript, answers, correct, well_formed, v)
         counted, outcome = self._paid([retrieval_K, format_K, search_K], binary_outcome(correct), merged, tiers)
         return Rewards(
             intermediate_K=tuple(sum((parts[k] for parts in counted), 0.0) for k in range(len(transcript.turns))),
             outcome=outcome,
             metrics={
-                "answer_correct": float(correct), "f1": f1(prediction, answers),
-                "format_correct": float(episode_format(transcript, SEARCH)),
+                "answer_correct": float(correct), "f1": overlap, "format_correct": float(well_formed),
                 "retrieval_correct": float(any(retrieved(turn, answers) for turn in transcript.turns)),
                 "searches": searches_so_far_K(transcript)[-1],
             },
             components={
-                "exact_match": float(correct), "f1": f1(prediction, answers), "retrieval": sum(retrieval_K),
+                "exact_match": float(correct), "f1": overlap, "retrieval": sum(retrieval_K),
                 "turn_format": sum(format_K), "search_cost": sum(search_K), "tiers": tiers, "merged": merged,
             },
             columns={"hops": item.hops, "prediction": prediction})
