@@ -61,6 +61,17 @@ def windowed_curve(arm: ArmRuns, column: str, window: tuple[float, float] | None
     return inside
 
 
+def first_step_at(goal: float, step_T: Array, score_S_T: Array) -> Array:
+    """``step_S_1``: the first step of each run at which its score is at least ``goal``; the last step if none is.
+
+    >>> first_step_at(0.5, np.array([0.0, 5.0, 10.0]), np.array([[0.1, 0.5, 0.9], [0.0, 0.1, 0.2]])).tolist()
+    [[5.0], [10.0]]
+    """
+    reached_S_T = score_S_T >= goal
+    first_S = np.where(reached_S_T.any(axis=1), step_T[reached_S_T.argmax(axis=1)], step_T[-1])
+    return np.asarray(first_S[:, None], dtype=float)
+
+
 def collapsed(arm: ArmRuns, metric: str, datasets: Sequence[str]) -> Array:
     """``flag_S_1``: 1 for each run whose validation score, averaged over data sets, ends far below its best."""
     curve_S_T = np.mean([windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
@@ -99,10 +110,7 @@ def _steps_to_half(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequenc
         raise NotMeasured(f"no evaluation of the expert policy on {test.experiment}")
     goal = LEVEL * float(expert.final(metric, datasets).mean())
     curves = [_curve(arm, f"validation_{d}_{metric}") for d in datasets]
-    step_T, score_S_T = curves[0][0], np.mean([curve_S_T for _, curve_S_T in curves], axis=0)
-    reached_S_T = score_S_T >= goal
-    first_S = np.where(reached_S_T.any(axis=1), step_T[reached_S_T.argmax(axis=1)], step_T[-1])
-    return np.asarray(first_S[:, None], dtype=float)
+    return first_step_at(goal, curves[0][0], np.mean([curve_S_T for _, curve_S_T in curves], axis=0))
 
 
 def _training(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str], results: Results) -> Array:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turncredit.reporting.claim_scores import NotMeasured
+from turncredit.reporting.claim_scores import LEVEL, NotMeasured, first_step_at, windowed_curve
 from turncredit.reporting.inference import Array
 from turncredit.reporting.samples import Sample, final, of_curves
 from turncredit.reporting.scores import ArmRuns, Results
@@ -55,11 +55,8 @@ def steps_to_half(results: Results, runs: ArmRuns) -> Sample:
         NotMeasured: no validation, or the expert policy was not evaluated.
     """
     expert = _expert(results, runs.experiment)
-    goal = float(expert.final("answer_correct", trained_on(results, runs)).mean()) / 2
-    step_T, score_S_T = validation(results, runs, "answer_correct")
-    reached_S_T = score_S_T >= goal
-    first_S = np.where(reached_S_T.any(axis=1), step_T[reached_S_T.argmax(axis=1)], step_T[-1])
-    return of_curves(runs, np.asarray(first_S, dtype=float)[:, None])
+    goal = LEVEL * float(expert.final("answer_correct", trained_on(results, runs)).mean())
+    return of_curves(runs, first_step_at(goal, *validation(results, runs, "answer_correct")))
 
 
 def validation(results: Results, runs: ArmRuns, metric: str) -> tuple[Array, Array]:
@@ -111,13 +108,8 @@ def _final(metric: str) -> Measure:
 
 
 def _early(column: str) -> Measure:
-    def measure(results: Results, runs: ArmRuns) -> Sample:
-        if runs.metrics.empty or column not in runs.metrics.columns:
-            raise NotMeasured(f"{runs.experiment}/{runs.arm} has no {column}")
-        step_T, value_S_T = runs.curve(column)
-        early_T = (step_T > 0) & (step_T <= runs.steps / 3)
-        return of_curves(runs, np.nanmean(value_S_T[:, early_T], axis=1, keepdims=True))
-    return measure
+    return lambda results, runs: of_curves(
+        runs, windowed_curve(runs, column, (0, 1 / 3)).mean(axis=1, keepdims=True))
 
 
 AREA, STEPS, MATCH, FORMAT, SEARCHES = PRIMARY = (
