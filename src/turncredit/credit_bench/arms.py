@@ -19,7 +19,7 @@ from turncredit.credit_bench.critics import CRITICS, Critic
 from turncredit.credit_bench.gradients import GradientSpace, policy_gradients
 from turncredit.credit_bench.play import Player, begins_with
 from turncredit.credit_bench.probes import Probe
-from turncredit.rollout.branching import branching_of
+from turncredit.rollout.branching import branching_of, copies_of
 from turncredit.seeding import START, derive_seed, draw
 from turncredit.training.batch import Batch
 from turncredit.types import Group, Item
@@ -182,9 +182,9 @@ def questions_per_batch(training: TrainingConfig, branching: Sequence[int], grou
         groups: chains of the same policy at the same temperature.
         most: number of available questions.
     """
-    copies_K = np.cumprod(branching)
+    copies_K = copies_of(branching)
     chains = [leaf for group in groups for leaf in group.transcripts]
-    tokens = sum(int(copies) * len(turn.sampled_ids) for leaf in chains
+    tokens = sum(copies * len(turn.sampled_ids) for leaf in chains
                  for copies, turn in zip(copies_K, leaf.turns, strict=False))
     return min(max(round(training.tokens_per_step * len(chains) / tokens), 1), most)
 

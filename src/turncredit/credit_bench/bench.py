@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,11 +172,11 @@ class Bench:
                 if measured.tokens > COMPARABLE * training.tokens_per_step:
                     yield row("cosine_batch", alignment.jackknife(alignment.cosine_of_batches, products), name)
                 yield row("snr_along", alignment.jackknife(
-                    lambda p: alignment.snr_along(p, measured.tokens), products), name)
+                    partial(alignment.snr_along, tokens=measured.tokens), products), name)
                 yield row("predicted_change", alignment.predicted_change(
                     gradient_B_D, truth_H_D, learning_rate=training.learning_rate, max_norm=training.max_grad_norm,
                     share=share), name)
-            yield row("snr", alignment.jackknife(lambda p: alignment.snr(p, measured.tokens), products))
+            yield row("snr", alignment.jackknife(partial(alignment.snr, tokens=measured.tokens), products))
             joined = f"{arm.variant} " if arm.variant else ""
             for turn, part in enumerate(turn_errors.shares_by_turn(square_K), start=1):
                 yield row("credit_share", Measured(part, float("nan")), variant=f"{joined}turn={turn}")
@@ -216,7 +217,7 @@ class Bench:
                 joined = f"{arm.variant} {variant}".strip()
                 products = Products.of(gradient_B_D, truth.gradient_H_M_D[:, 0])
                 yield record(arm.name, joined, "snr", "", alignment.jackknife(
-                    lambda p: alignment.snr(p, measured.tokens), products), measured.tokens)  # noqa: B023
+                    partial(alignment.snr, tokens=measured.tokens), products), measured.tokens)
         self.report(f"sweep {variant}")
 
 

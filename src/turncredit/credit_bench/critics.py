@@ -2,7 +2,7 @@
 
 - ``zero``: V = 0, the critic at the start of training.
 - ``fitted``: a linear map of the frozen policy's last hidden state before the token, fitted by ridge regression to
-  the returns of other episodes. It stands for a critic whose head was trained and whose backbone was not.
+  the returns of other episodes. This is a critic with a trained head on an untrained backbone.
 - ``exact``: V of the state in which a turn begins, the mean return of resampled continuations. All tokens of the turn
   have this value, so that return - V estimates Q - V of the turn.
 """

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from turncredit.config.load import RunConfig
 from turncredit.planning.catalogue import Assumptions, Shape
+from turncredit.rollout.branching import copies_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def workload(run: RunConfig, branching: Sequence[int], pool: int | None, assumed
     turns = min(assumed.turns, task.max_turns)
     turn = min(assumed.turn_tokens, task.max_turn_tokens)
     seen = round(assumed.observation_share * task.max_observation_tokens)
-    copies_K = [math.prod(branching[:k + 1]) for k in range(turns)]
+    copies_K = copies_of(branching[:turns])
     leaves = copies_K[-1]
     sampled = turn * sum(copies_K)
     if training.trajectories_per_step is None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from turncredit.config.training import TrainingConfig
 from turncredit.credit.registry import Rollout
 
@@ -32,3 +35,12 @@ def branching_of(rollout: Rollout, max_turns: int, training: TrainingConfig) -> 
             return training.tree_branching_K(max_turns)
         case _:
             raise ValueError(f"unknown rollout {rollout!r}: use single, chains or tree")
+
+
+def copies_of(branching_K: Sequence[int]) -> list[int]:
+    """``copies_K``, branching_1 * ... * branching_k: how often turn k is sampled if no episode ends early.
+
+    >>> copies_of((3, 3, 1))
+    [3, 9, 9]
+    """
+    return [math.prod(branching_K[:k + 1]) for k in range(len(branching_K))]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turncredit.config.training import TrainingConfig
+from turncredit.rollout.branching import copies_of
 from turncredit.types import Group
 
 FACTOR = 1.5  # a step samples between target / 1.5 and 1.5 * target
@@ -52,7 +53,7 @@ class Quota:
         >>> Quota.of(TrainingConfig(tokens_per_step=2000), (3, 3, 1), 32).largest  # (3 + 9 + 9) * 32
         672
         """
-        copies_K = [math.prod(branching[:k + 1]) for k in range(len(branching))]
+        copies_K = copies_of(branching)
         if training.trajectories_per_step is not None:
             return cls(training.trajectories_per_step, False, copies_K[0], copies_K[-1])
         return cls(training.tokens_per_step, True, copies_K[0], sum(copies_K) * max_turn_tokens)
