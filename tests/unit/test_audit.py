@@ -24,11 +24,6 @@ FOLDER = ROOT / "paper_tables/reported"
 
 
 @pytest.fixture(scope="module")
-def reported() -> Reported:
-    return read_reported(FOLDER)
-
-
-@pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return synthetic.results(tmp_path_factory.mktemp("runs"), {**synthetic.ALL, "search": 6})
 

@@ -10,7 +10,7 @@ import pytest
 from turncredit.config.load import load_scale
 from turncredit.reporting.audit import audit
 from turncredit.reporting.catalogue import TABLES, UNTRAINED
-from turncredit.reporting.reported import Reported, read_reported
+from turncredit.reporting.reported import Reported
 from turncredit.reporting.runs import read_folders
 from turncredit.reporting.scores import Results
 from turncredit.reporting.summary import BEGIN, END, experiments_section, readme_section
@@ -27,11 +27,6 @@ PAGE = (ROOT / "docs/EXPERIMENTS.md").read_text(encoding="utf-8")
 def results() -> Results:
     scale = load_scale("mini", ROOT / "config")
     return Results(scale, read_folders([RUNS / name for name in (UNTRAINED, *scale.experiments)], scale))
-
-
-@pytest.fixture(scope="module")
-def reported() -> Reported:
-    return read_reported(ROOT / "paper_tables/reported")
 
 
 def generated(text: str) -> str:

@@ -19,7 +19,7 @@ from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES
 from turncredit.reporting.figures import style
 from turncredit.reporting.figures.builders import ALL_ARMS, BUILDERS, COMPONENTS, CRITIC, GROUP, draw
 from turncredit.reporting.figures.final_scores import stacked
-from turncredit.reporting.reported import Reported, read_reported
+from turncredit.reporting.reported import Reported
 from turncredit.reporting.scores import Results
 from turncredit.reporting.tables import builders as tables
 from turncredit.tasks.tool_search.config import ToolRewards
@@ -40,11 +40,6 @@ def test_every_page_that_the_workflow_knows_has_a_builder_and_no_other() -> None
 
 def words(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(Text))
-
-
-@pytest.fixture(scope="module")
-def reported() -> Reported:
-    return read_reported(ROOT / "paper_tables/reported")
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,6 @@ def sample(level: float, spread: float = 0.01, runs: int = 6, seed: int = 0) -> 
     return Sample(level + spread * (noise - noise.mean()), np.zeros(runs, dtype=np.int64))
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return synthetic.results(tmp_path_factory.mktemp("runs"), synthetic.ALL)
-
-
 def changed(results: Results, experiment: str, levels: Mapping[str, float], column: str,
             step: Callable[[pd.Series], pd.Series] = lambda steps: steps >= 0) -> Results:
     """The same runs, but for a validation or training column that is one number for each arm at some steps."""

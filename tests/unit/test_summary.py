@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tests import synthetic_runs as synthetic
 from turncredit.errors import DataError
 from turncredit.reporting.audit import audit
 from turncredit.reporting.entries import Entry
 from turncredit.reporting.findings import headline
 from turncredit.reporting.outcomes import PRIMARY, measured
-from turncredit.reporting.reported import Reported, read_reported
+from turncredit.reporting.reported import Reported
 from turncredit.reporting.samples import mean
 from turncredit.reporting.scores import Results
 from turncredit.reporting.summary import (
@@ -31,16 +30,6 @@ from turncredit.reporting.summary import (
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def reported() -> Reported:
-    return read_reported(ROOT / "paper_tables/reported")
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return synthetic.results(tmp_path_factory.mktemp("runs"), synthetic.ALL)
 
 
 @pytest.fixture(scope="module")

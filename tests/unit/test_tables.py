@@ -13,7 +13,7 @@ import pytest
 from tests import synthetic_runs as synthetic
 from turncredit.errors import ConfigError
 from turncredit.reporting.catalogue import TABLES
-from turncredit.reporting.reported import Reported, read_reported
+from turncredit.reporting.reported import Reported
 from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.builders import tabulate
@@ -31,16 +31,6 @@ from turncredit.reporting.tables.render import (
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def reported() -> Reported:
-    return read_reported(ROOT / "paper_tables/reported")
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return synthetic.results(tmp_path_factory.mktemp("runs"), synthetic.ALL)
 
 
 def cells(table: Table, block: str, column: str) -> dict[str, Cell]:
