@@ -182,9 +182,11 @@ def test_the_slurm_profile_is_found_by_its_name_from_the_clone(clone: Clone) -> 
     assert "train: search, MT-PPO, base policy 0, seed 0" in output
 
 
-def test_the_credit_bench_measures_every_checkpoint_of_every_base_policy_and_only_when_asked(clone: Clone) -> None:
-    scale = load_scale("mini", ROOT / "config")
-    jobs = clone.jobs("credit_bench", "--config", "runs=fresh", "bases=2")
-    assert jobs["measure_credit"] == 2 * len(scale.credit_bench.checkpoints)
+def test_the_credit_bench_measures_every_checkpoint_of_its_base_policies_and_only_when_asked(clone: Clone) -> None:
+    bench = load_scale("mini", ROOT / "config").credit_bench
+    assert bench.base_policies == 3
+    for bases, measured in ((2, 2), (6, 3)):
+        jobs = clone.jobs("credit_bench", "--config", "runs=fresh", f"bases={bases}")
+        assert jobs["measure_credit"] == measured * len(bench.checkpoints)
     assert jobs["collect_credit_bench"] == jobs["figure_credit_alignment"] == jobs["figure_credit_prediction"] == 1
     assert "measure_credit" not in clone.jobs("--config", "runs=fresh")

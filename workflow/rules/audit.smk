@@ -58,6 +58,7 @@ done > {log} 2>&1
 rule ship_runs:
     input:
         lambda w: RUNS[config["scale"]].collected_files(),
+        lambda w: RUNS[config["scale"]].bench_files(),
     log:
         expand("logs/{scale}/ship-runs.log", scale=config["scale"]),
     conda:
@@ -73,7 +74,7 @@ rule ship_pages:
         lambda w: expand(
             "figures/{scale}/{name}.{end}",
             scale=config["scale"],
-            name=RUNS[config["scale"]].pages(FIGURES),
+            name=[*RUNS[config["scale"]].pages(FIGURES), *RUNS[config["scale"]].bench_pages()],
             end=["pdf", "png", "csv"],
         ),
         lambda w: expand(

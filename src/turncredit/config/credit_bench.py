@@ -24,6 +24,7 @@ class CreditBenchConfig(StrictModel):
 
     experiment: str | None = None  # whose task, questions and training settings are used; null: the first one
     checkpoints: tuple[str, ...] = (INITIAL,)  # `initial`, or a trained policy of seed 0: `ARM.final`, `ARM.step-20`
+    base_policies: int | None = Field(None, ge=1)  # how many are measured in the workflow; null: all of the scale
     chains: int = Field(4096, ge=8)  # episodes from which the true gradients are computed
     chains_per_question: int = Field(8, ge=2)  # how many of them each question has
     batches: int = Field(16, ge=4)  # training batches of each arm, of `training.tokens_per_step` sampled tokens each

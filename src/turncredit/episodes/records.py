@@ -183,17 +183,12 @@ def read_run(folder: Path, arm: str | None = None) -> tuple[RunConfig, list[Grou
     manifest = lone if lone.exists() else folder / "manifests.json"
     try:
         content = json.loads(manifest.read_text(encoding="utf-8"))
-        own = content if lone.exists() else by_run_key(content)[run_key(chosen, run.get("base", 0), run["seed"])]
+        own = content if lone.exists() else content[run_key(chosen, run["base"], run["seed"])]
         config = RunConfig.model_validate(own["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{manifest}: no readable configuration of {chosen}: {error!r}",
                         "name a folder that training or collect wrote") from error
     return config, sorted(records, key=lambda record: record.source)
-
-
-def by_run_key(manifests: Mapping[str, Any]) -> dict[str, Any]:
-    """Collected manifests by ``run_key``; keys without a base policy are of base policy 0."""
-    return {key if "/base-" in key else key.replace("/seed-", "/base-0/seed-"): each for key, each in manifests.items()}
 
 
 def _parse(raw: Mapping[str, Any]) -> GroupRecord:

@@ -21,12 +21,11 @@ from pydantic import ValidationError
 from turncredit.config.credit_bench import COLLECTED, CREDIT_BENCH
 from turncredit.config.load import RUNTIME_KEYS, RunConfig, Scale
 from turncredit.config.paths import run_key
-from turncredit.episodes.records import GroupRecord, by_run_key, read_records, write_records
+from turncredit.episodes.records import GroupRecord, read_records, write_records
 from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
 from turncredit.reporting.credit_bench import read_table
-from turncredit.reporting.former import manifests_now, rows_now
 from turncredit.reporting.schema import (
     RUN,
     Schema,
@@ -127,13 +126,13 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
         return Runs(CREDIT_BENCH, read_table(folder / COLLECTED[0]), pd.DataFrame(), _read_json(folder / COLLECTED[1]),
                     source)
     tasks = _tasks(experiment, scale)
-    evaluation = rows_now(_read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks))))
+    evaluation = _read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks)))
     _same_questions(evaluation, folder / "evaluation.csv.gz")
     if experiment == UNTRAINED:
         return Runs(UNTRAINED, _no_metrics(), evaluation, {}, source)
-    manifests = manifests_now(by_run_key(_read_json(folder / "manifests.json")), experiment)
+    manifests = _read_json(folder / "manifests.json")
     trained = {key for key, manifest in manifests.items() if not _evaluated_only(manifest)}
-    metrics = rows_now(_read(folder / "metrics.csv", collected(metrics_schema(tasks)))) if trained else _no_metrics()
+    metrics = _read(folder / "metrics.csv", collected(metrics_schema(tasks))) if trained else _no_metrics()
     for file, frame, keys in (("metrics.csv", metrics, trained), ("evaluation.csv.gz", evaluation, {*manifests})):
         if strangers := set(frame["experiment"]) - {experiment}:
             raise DataError(f"{folder / file}: rows of experiment {min(strangers)!r}", mending(folder / file, _COLLECT))
@@ -360,8 +359,7 @@ def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
 
 
 def _read(path: Path, schema: Schema) -> pd.DataFrame:
-    cells = read_cells(path)
-    return typed(cells if "base" in cells.columns else cells.assign(base="0"), schema, path)
+    return typed(read_cells(path), schema, path)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

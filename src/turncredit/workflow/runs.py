@@ -120,9 +120,10 @@ class ScaleRuns:
         return "shipped" if self.is_shipped(experiment) else None
 
     def bench_folders(self) -> list[str]:
-        """Folders of the credit bench's measurements: every checkpoint of every base policy."""
+        """Folders of the credit bench's measurements: every checkpoint of the first base policies."""
+        bases = min(self.bases, self.scale.credit_bench.base_policies or self.bases)
         return [f"results/{self.scale.name}/{CREDIT_BENCH}/base-{base}/{checkpoint}"
-                for base in range(self.bases) for checkpoint in self.scale.credit_bench.checkpoints]
+                for base in range(bases) for checkpoint in self.scale.credit_bench.checkpoints]
 
     def bench(self) -> str:
         """Folder of the collected measurements that the bench's figures are drawn from.
