@@ -14,16 +14,18 @@ import pytest
 import torch
 
 from tests import small_run, two_step_game
+from tests.trees import random_tree
 from tests.unit.test_task_plugin import GAME as TOY
 from tests.unit.test_task_plugin import scale as toy_scale
 from turncredit.config.algorithm import Algorithm
 from turncredit.config.credit_bench import COLLECTED, COLUMNS, FILES, CreditBenchConfig
+from turncredit.config.training import TrainingConfig
 from turncredit.credit.base import GroupEstimator, TokenCredit, TrajectoryRewards
 from turncredit.credit.registry import ESTIMATORS, ROLLOUTS
 from turncredit.credit.rows import rows_of
 from turncredit.credit_bench import alignment, turn_errors
 from turncredit.credit_bench.alignment import Products
-from turncredit.credit_bench.arms import Creditor, fit_heads, make_arms, measure_batches
+from turncredit.credit_bench.arms import Creditor, fit_heads, make_arms, measure_batches, questions_per_batch
 from turncredit.credit_bench.bench import Bench, run_bench
 from turncredit.credit_bench.gradients import GradientSpace, policy_gradients
 from turncredit.credit_bench.probes import measure_probes, state_values
@@ -35,6 +37,7 @@ from turncredit.reporting import credit_bench as report
 from turncredit.seeding import derive_seed
 from turncredit.tasks.registry import TASKS
 from turncredit.training.batch import Batch
+from turncredit.training.budget import Quota
 from turncredit.training.run_folder import RunPaths
 from turncredit.types import Group
 
@@ -304,6 +307,15 @@ def test_a_bench_of_any_task_is_written_whole_or_not_at_all(tmp_path: Path) -> N
     joined = report.read_table(output.parents[1] / COLLECTED[0])
     pd.testing.assert_frame_equal(joined, table)
     assert "RLOO-OR" in report.summary(joined)
+
+
+@pytest.mark.parametrize("training", [TrainingConfig(tokens_per_step=9000),
+                                      TrainingConfig(trajectories_per_step=9000)])
+def test_a_batch_is_as_large_as_a_training_step_although_episodes_end_early(training: TrainingConfig) -> None:
+    chains, trees = ([random_tree(seed, branching, 3, early=0.4) for seed in range(1500)] for branching in (1, 3))
+    questions = questions_per_batch(training, (3, 3, 1), chains, 10**9)
+    quota = Quota.of(training, (3, 3, 1), 4)
+    assert questions * np.mean([*map(quota.cost, trees)]) == pytest.approx(quota.target, rel=0.05)
 
 
 def test_sweeps_measure_the_arms_that_they_change(measured: tuple[GradientSpace, Truth]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -171,9 +171,17 @@ def branching_for(arm: Arm, training: TrainingConfig, max_turns: int) -> tuple[i
     return branching_of(arm.algorithm.rollout, max_turns, training)
 
 
+def by_branching(arms: Iterable[Arm], training: TrainingConfig, max_turns: int) -> dict[tuple[int, ...], list[Arm]]:
+    """Arms that can be credited on the same episodes."""
+    found: dict[tuple[int, ...], list[Arm]] = {}
+    for arm in arms:
+        found.setdefault(branching_for(arm, training, max_turns), []).append(arm)
+    return found
+
+
 def questions_per_batch(training: TrainingConfig, branching: Sequence[int], groups: Sequence[Group],
                         most: int) -> int:
-    """Questions whose episodes have ``training.tokens_per_step`` sampled tokens, 1 to ``most``.
+    """Questions of a training step: those that have its sampled tokens or its trajectories, 1 to ``most``.
 
     Args:
         training: of the bench.
@@ -184,9 +192,13 @@ def questions_per_batch(training: TrainingConfig, branching: Sequence[int], grou
     """
     copies_K = copies_of(branching)
     chains = [leaf for group in groups for leaf in group.transcripts]
-    tokens = sum(copies * len(turn.sampled_ids) for leaf in chains
-                 for copies, turn in zip(copies_K, leaf.turns, strict=False))
-    return min(max(round(training.tokens_per_step * len(chains) / tokens), 1), most)
+    if training.trajectories_per_step is not None:
+        target, cost = training.trajectories_per_step, sum(copies_K[len(leaf.turns) - 1] for leaf in chains)
+    else:
+        target = training.tokens_per_step
+        cost = sum(copies * len(turn.sampled_ids) for leaf in chains
+                   for copies, turn in zip(copies_K, leaf.turns, strict=False))
+    return min(max(round(target * len(chains) / cost), 1), most)
 
 
 def measure_batches(creditor: Creditor, arms: Sequence[Arm], pool: Sequence[Item], branching: Sequence[int],

@@ -23,6 +23,7 @@ from turncredit.credit_bench.arms import (
     Creditor,
     Measurement,
     branching_for,
+    by_branching,
     fit_heads,
     make_arms,
     measure_batches,
@@ -46,7 +47,7 @@ from turncredit.training.run import set_threads
 from turncredit.training.run_folder import RunPaths
 from turncredit.types import Item
 
-COMPARABLE = 0.8  # cosine_batch is left out for batches below this share of training.tokens_per_step
+COMPARABLE = 0.8  # cosine_batch is left out for batches below this share of a training step's tokens
 Report = Callable[[str], None]
 
 
@@ -139,25 +140,25 @@ class Bench:
         study = ProbeStudy(self.player, probes.members, self.arms)
         records += study.truth_records()
         training, limit = self.player.config.training, self.player.config.task.max_turns
-        by_branching: dict[tuple[int, ...], list[Arm]] = {}
-        for arm in self.arms:
-            by_branching.setdefault(branching_for(arm, training, limit), []).append(arm)
-        for branching, arms in by_branching.items():
+        for branching, arms in by_branching(self.arms, training, limit).items():
             questions = questions_per_batch(training, branching, truth.groups, len(self.pool))
             in_batches = [arm for arm in arms if arm.critic != "exact"]
+            step_tokens: float = training.tokens_per_step
             if in_batches:
                 measured = measure_batches(creditor, in_batches, self.pool, branching, questions, self.sizes.batches)
-                records += self._gradient_records(measured, in_batches, truth)
+                step_tokens = step_tokens if training.trajectories_per_step is None else measured.tokens
+                records += self._gradient_records(measured, in_batches, truth, step_tokens)
             exact = [arm for arm in arms if arm.critic == "exact"]
             if exact and (measured_exactly := study.exact_batches(creditor, exact, truth)) is not None:
-                records += self._gradient_records(measured_exactly, exact, truth)
+                records += self._gradient_records(measured_exactly, exact, truth, step_tokens)
             records += study.credit_records(creditor, arms, branching, questions, self.sizes.replicates)
             self.report(f"arms with branching {branching}: {', '.join(dict.fromkeys(arm.name for arm in arms))}")
         if self.sizes.sweep_batches:
             records += self._sweeps(creditor, truth)
         return records, probes.dropped
 
-    def _gradient_records(self, measured: Measurement, arms: Sequence[Arm], truth: Truth) -> Iterable[Record]:
+    def _gradient_records(self, measured: Measurement, arms: Sequence[Arm], truth: Truth,
+                          step_tokens: float) -> Iterable[Record]:
         training = self.player.config.training
         for arm, gradient_B_D, square_K, explained_B in zip(
                 arms, measured.gradient_A_B_D, measured.square_A_K, measured.explained_A_B, strict=True):
@@ -169,7 +170,7 @@ class Bench:
                 truth_H_D = truth.gradient_H_M_D[:, m]
                 products = Products.of(gradient_B_D, truth_H_D)
                 yield row("cosine_mean", alignment.jackknife(alignment.cosine_of_means, products), name)
-                if measured.tokens > COMPARABLE * training.tokens_per_step:
+                if measured.tokens > COMPARABLE * step_tokens:
                     yield row("cosine_batch", alignment.jackknife(alignment.cosine_of_batches, products), name)
                 yield row("snr_along", alignment.jackknife(
                     partial(alignment.snr_along, tokens=measured.tokens), products), name)
@@ -203,12 +204,9 @@ class Bench:
                limit: int) -> Iterable[Record]:
         """One point of a sweep, for the arms whose batches it changes."""
         task, own = self.player.config.task, self.player.config.training
-        by_branching: dict[tuple[int, ...], list[Arm]] = {}
-        for arm in arms:
-            branching = branching_for(arm, training, limit)
-            if limit != task.max_turns or branching != branching_for(arm, own, limit):
-                by_branching.setdefault(branching, []).append(arm)
-        for branching, members in by_branching.items():
+        changed = [arm for arm in arms if limit != task.max_turns
+                   or branching_for(arm, training, limit) != branching_for(arm, own, limit)]
+        for branching, members in by_branching(changed, training, limit).items():
             groups = truth.groups if limit == task.max_turns else creditor.player.play(
                 self.pool[:64], (1,) * limit, "cost of a question", limit)
             questions = questions_per_batch(own, branching, groups, len(self.pool))
