@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,25 @@ PARTS = {"tool_execution": 0.2, "search_answer": 0.5, "answer_presence": 0.5, "e
 
 
 def scale(seeds: int = 3, bases: int = 1) -> Scale:
-    """Scale mini on data sets and with turns that the tests name, whatever mini has."""
+    """Scale mini on data sets, with turns and with small experiments that the tests name, whatever mini has."""
     mini = load_scale("mini")
     assert mini.world is not None
     world = mini.world.model_copy(update={"in_domain": ("facts", "bridge"),
                                           "out_of_domain": ("inverse", "compose", "chain")})
     experiments = {
-        name: found if len(found.train_on) == 1 else found.model_copy(update={
-            "train_on": type(found.train_on)(("facts", "bridge")),
+        name: found.model_copy(update={"seeds": None} if len(found.train_on) == 1 else {
+            "train_on": type(found.train_on)(("facts", "bridge")), "seeds": None,
             "task": found.task.model_copy(update={"max_turns": 4})})
-        for name, found in mini.experiments.items()}
+        for name, found in mini.experiments.items() if name != "readings"}
+    crossed, ablation = experiments.pop("factorial"), experiments["ablation"]
+    longer = ablation.arms["turns-7"]
+    experiments["placement"] = crossed.model_copy(update={"arms": {
+        name.removeprefix("critic-"): arm for name, arm in crossed.arms.items()
+        if re.fullmatch("critic-(retrieval|full)-(delayed|per_turn)", name)}})
+    experiments["ablation"] = ablation.model_copy(update={"arms": {
+        **{name: arm for name, arm in ablation.arms.items() if name.startswith("lambda")},
+        **{f"turns-{n}": longer.model_copy(update={"overrides": longer.overrides.model_copy(
+            update={"task": {"max_turns": n}})}) for n in (5, 6)}}})
     return mini.model_copy(update={"seeds": seeds, "base_policies": bases, "world": world, "experiments": experiments})
 
 

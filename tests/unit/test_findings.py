@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from tests import synthetic_runs as synthetic
-from turncredit.config.load import Scale, load_scale
+from turncredit.config.load import load_scale
 from turncredit.reporting import samples
-from turncredit.reporting.arm_labels import arm_labels, changes_of, factors
+from turncredit.reporting.arm_labels import PAID_ONCE, arm_labels, changes_of, factors
 from turncredit.reporting.factor_effects import main_effects, pairs_of_arms
 from turncredit.reporting.figures.builders import draw
 from turncredit.reporting.findings import (
@@ -25,6 +25,7 @@ from turncredit.reporting.findings import (
     leader,
     pairs_decided,
     ranking,
+    same_order,
 )
 from turncredit.reporting.outcomes import AREA, FORMAT, MATCH, SEARCHES, STEPS, measured
 from turncredit.reporting.reported import read_reported
@@ -60,6 +61,17 @@ def test_pairs_are_separated_after_holms_method() -> None:
     assert samples.winner({"a": sample(0.5), "b": sample(0.8, seed=1)}) == "b"
     assert samples.winner({"a": sample(0.5), "b": sample(0.8, seed=1)}, sign=-1) == "a"
     assert samples.winner({"a": sample(0.5), "b": sample(0.501, spread=0.3, seed=1)}) is None
+
+
+def test_readings_are_compared_pair_by_pair() -> None:
+    text = {"a": sample(0.2), "b": sample(0.5, seed=1), "c": sample(0.8, seed=2)}
+    code = {"a": sample(0.2, seed=3), "b": sample(0.9, seed=4), "c": sample(0.4, spread=0.5, seed=5)}
+    opposite = {"a": sample(0.8, seed=3), "b": sample(0.5, seed=4)}
+    assert same_order({AREA: {"text": text, "code": code}, MATCH: {"text": text, "code": opposite}}) == (
+        "Pairs of arms that are separated under the two readings: area 1 under both, 2 under `text` only, 0 under "
+        "`code` only, 0 in opposite order; exact match 0 under both, 2 under `text` only, 0 under `code` only, 1 in "
+        "opposite order.")
+    assert same_order({AREA: {"text": text}}) == ""
 
 
 def test_equal_arms_are_seldom_separated() -> None:
@@ -129,64 +141,37 @@ def test_the_area_leaves_step_0_out_and_half_is_reached_at_a_validated_step(resu
     assert measured(AREA, raised, "search")["MT-PPO"].value == pytest.approx(0.9 * 4 / 6)
 
 
-def test_main_effects_are_the_planted_ones(results: Results) -> None:
-    planted = {"retrieval-delayed": 0.2, "retrieval-per_turn": 0.3, "full-delayed": 0.5, "full-per_turn": 0.6}
-    found = results
-    for name in ("facts", "bridge"):
-        found = changed(found, "placement", planted, f"validation_{name}_answer_correct")
-    effects = {effect.factor: effect for effect in main_effects(found, "placement", (AREA,))}
-    assert effects.keys() == {"content", "placement"}
-    assert effects["content"].estimate.value == pytest.approx(0.3)
-    assert effects["placement"].estimate.value == pytest.approx(0.1)
-    assert [effect.pairs for effect in effects.values()] == [2, 2]
-    assert effects["placement"].name == "placement (per turn − delayed)"
-    assert main_effects(results, "readings") == []
-
-
-def factorial(tmp_path: Path) -> Scale:
-    """A scale whose experiment ``factorial`` crosses content, placement, estimator and rollout, as far as defined."""
-    arms = {f"{content}-{placement}-{estimator}-{rollout}":
-            f"{{algorithm: {'MT-GRPO' if estimator == 'group' else 'MT-PPO'}, "
-            f"overrides: {{content: {content}, placement: {placement}, rollout: {rollout}}}}}"
-            for content in ("merged", "full") for placement in ("terminal", "per_turn")
-            for estimator, rollout in (("group", "chains"), ("group", "tree"), ("critic", "chains"))}
-    lines = "".join(f"      {name}: {arm}\n" for name, arm in arms.items())
-    for name in ("algorithms", "mini"):
-        text = (ROOT / f"config/{name}.yaml").read_text()
-        if name == "mini":
-            text += ("  factorial:\n    task: *task\n    train_on: [facts, bridge]\n    training: *training\n"
-                     f"    arms:\n{lines}"
-                     "  readings:\n    task: *task\n    train_on: [facts, bridge]\n    training: *training\n    arms:\n"
-                     "      MT-PPO: {algorithm: MT-PPO}\n      PPO-OR: {algorithm: PPO-OR}\n"
-                     "      MT-PPO-code: {algorithm: MT-PPO, overrides: {reading: code}}\n")
-        (tmp_path / f"{name}.yaml").write_text(text)
-    return load_scale("mini", tmp_path)
-
-
-def test_factors_are_read_from_the_configuration(tmp_path: Path) -> None:
-    scale = factorial(tmp_path)
-    assert factors(scale, "factorial")["full-per_turn-critic-chains"] == {
-        "estimator": "critic", "placement": "per turn", "content": "full", "rollout": "chains"}
+def test_factors_are_read_from_the_configuration() -> None:
+    scale = load_scale("mini", ROOT / "config")
+    assert factors(scale, "factorial")["critic-full-per_turn"] == {
+        "estimator": "critic", "placement": "per turn", "content": "full", "rollout": "single"}
     assert factors(scale, "readings")["MT-PPO-code"]["reading"] == "code"  # and none of the keys that it sets
-    assert pairs_of_arms(factors(scale, "readings"), "reading", "text", "code") == [("MT-PPO", "MT-PPO-code")]
-    assert arm_labels(scale, "readings") == {
-        "MT-PPO": "MT-PPO, text", "PPO-OR": "PPO-OR, text", "MT-PPO-code": "MT-PPO, code"}
-    assert arm_labels(scale, "factorial")["merged-terminal-group-tree"] == "merged, terminal, group, tree"
-    level = {"merged": 0.0, "full": 0.1, "terminal": 0.0, "per_turn": 0.02, "group": 0.0, "critic": 0.3, "chains": 0.0,
-             "tree": -0.05}
-    arms = scale.experiments["factorial"].arms
+    assert ("MT-PPO", "MT-PPO-code") in pairs_of_arms(factors(scale, "readings"), "reading", "text", "code")
+    assert arm_labels(scale, "readings")["PPO-OR-code"] == "PPO-OR, code"
+    assert arm_labels(scale, "factorial")["tree-full-terminal"] == "full, terminal, group, tree"
+
+
+def test_every_main_effect_of_the_factorial_is_the_planted_one() -> None:
+    scale = load_scale("mini", ROOT / "config")
+    level = {"outcome": 0.0, "merged": 0.05, "retrieval": 0.2, "full": 0.1, "terminal": 0.0, "delayed": 0.03,
+             "per turn": 0.02, "group": 0.0, "critic": 0.3, "single": 0.0, "chains": 0.0, "tree": -0.05}
     metrics = pd.DataFrame([
         {"experiment": "factorial", "arm": arm, "seed": seed, "step": step, "base": 0,
-         **{f"validation_{d}_answer_correct": 0.3 + sum(level[word] for word in arm.split("-")) + 0.001 * seed
-            for d in ("facts", "bridge")}} for arm in arms for seed in range(4) for step in (0, 5)])
+         **{f"validation_{d}_answer_correct": 0.3 + 0.001 * seed + sum(
+             level[word] for key, word in found.items() if key != "placement" or found["content"] not in PAID_ONCE)
+            for d in scale.in_domain}}
+        for arm, found in factors(scale, "factorial").items() for seed in range(4) for step in (0, 5)])
     evaluation = metrics[metrics["step"] == 5].assign(
-        dataset="facts", question_id="q", decoding="greedy", answer_correct=1.0)
+        dataset=scale.in_domain[0], question_id="q", decoding="greedy", answer_correct=1.0)
     found = Results(scale, {"factorial": Runs("factorial", metrics, evaluation, {}, "fresh")})
-    effects = {(e.factor, e.low, e.high): e for e in main_effects(found, "factorial", (AREA,))}
-    assert {key: round(e.estimate.value, 6) for key, e in effects.items()} == {
-        ("content", "merged", "full"): 0.1, ("placement", "terminal", "per turn"): 0.02,
-        ("estimator", "group", "critic"): 0.3, ("rollout", "chains", "tree"): -0.05}
-    assert [e.pairs for e in effects.values()] == [6, 6, 4, 4]
+    effects = {(e.factor, e.low, e.high): (round(e.estimate.value, 6), e.pairs)
+               for e in main_effects(found, "factorial", (AREA,))}
+    assert effects == {  # a content that is paid once meets every placement of the other: 0, 0.03 and 0.02
+        ("content", "outcome", "full"): (round(0.1 + 0.05 / 3, 6), 9),
+        ("content", "merged", "full"): (round(0.05 + 0.05 / 3, 6), 6),
+        ("content", "retrieval", "full"): (-0.1, 2), ("placement", "terminal", "per turn"): (0.02, 3),
+        ("placement", "delayed", "per turn"): (-0.01, 4), ("estimator", "group", "critic"): (0.3, 5),
+        ("rollout", "chains", "tree"): (-0.05, 4)}
 
 
 def test_labels_come_from_the_overrides() -> None:

@@ -46,15 +46,18 @@ def test_each_base_policy_is_a_job_of_its_own_and_every_arm_is_trained_from_each
 
 
 def test_one_experiment_trains_its_own_arms_only(clone: Clone) -> None:
-    assert clone.jobs("--config", "experiments=search", "runs=fresh")["train"] == 6 * 3
-    assert clone.jobs("--config", "experiments=search", "runs=fresh", "seeds=2")["train"] == 6 * 2
+    scale = load_scale("mini", ROOT / "config")
+    bases, seeds = scale.base_policies, scale.seeds_of("search")
+    assert clone.jobs("--config", "experiments=search", "runs=fresh")["train"] == 6 * bases * seeds
+    assert clone.jobs("--config", "experiments=search", "runs=fresh", "bases=1", "seeds=2")["train"] == 6 * 2
 
 
 def test_seeds_can_differ_between_experiments(clone: Clone) -> None:
     scale = load_scale("mini", ROOT / "config")
-    jobs = clone.jobs("--config", "runs=fresh", "seeds={search: 2, two_turn: 2, ablation: 1, placement: 1}")
-    shared = len(distinct_arms(scale, "search", "ablation", "placement")) - 6
-    assert jobs["train"] == 2 * 6 + 2 * 3 + shared
+    jobs = clone.jobs("--config", "runs=fresh", "bases=1",
+                      "seeds={search: 2, two_turn: 2, ablation: 1, factorial: 1, readings: 1}")
+    others = len(distinct_arms(scale, "search", "ablation", "factorial", "readings")) - 6
+    assert jobs["train"] == 2 * 6 + 2 * 3 + others
 
 
 def test_a_fresh_clone_plots_a_figure_from_shipped_runs_alone(clone: Clone, ship: Callable[..., None]) -> None:

@@ -18,6 +18,7 @@ CONTENT, PLACEMENT, ESTIMATOR, ROLLOUT, READING = WORDS = ("content", "placement
 LEVELS: Mapping[str, tuple[str, ...]] = {  # in this order an effect is the later level minus the earlier one
     CONTENT: ("outcome", "merged", "retrieval", "full"), PLACEMENT: ("terminal", "delayed", "per turn"),
     ESTIMATOR: tuple(ESTIMATORS), ROLLOUT: ("single", "chains", "tree"), READING: ("text", "code")}
+PAID_ONCE = ("outcome", "merged")  # contents that are one number for a trajectory, so their placement has no effect
 _SYMBOLS = {"rewards.search_cost": "λ_s", "task.max_turns": "N_max"}
 _IDENTITY = {"experiment", "arm", "seed", "base"}
 

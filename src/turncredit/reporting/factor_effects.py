@@ -1,16 +1,26 @@
 """Main effects of content, placement, estimator, rollout and reading, over all runs of an experiment.
 
-An effect compares two neighbouring levels of a factor: the mean difference over all pairs of arms that differ in this
-factor only. Arms without such a partner are left out.
+An effect compares the last level of a factor with another one: the mean difference over all pairs of arms that differ
+in this factor only. Two settings are no difference of their own: the one chain a question of a critic beside a group's
+chains, and the placement of a content that is paid as one number. Arms without a partner are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
-from turncredit.reporting.arm_labels import LEVELS, WORDS, Factors, factors
+from turncredit.reporting.arm_labels import (
+    CONTENT,
+    ESTIMATOR,
+    LEVELS,
+    PAID_ONCE,
+    PLACEMENT,
+    ROLLOUT,
+    WORDS,
+    Factors,
+    factors,
+)
 from turncredit.reporting.outcomes import PRIMARY, Outcome, measured
 from turncredit.reporting.samples import Sample, contrast, share_bases
 from turncredit.reporting.scores import Results
@@ -55,7 +65,7 @@ def main_effects(results: Results, experiment: str, outcomes: tuple[Outcome, ...
         samples = measured(outcome, results, experiment)
         for factor in WORDS:
             used = [level for level in LEVELS[factor] if any(arm.get(factor) == level for arm in levels.values())]
-            for low, high in pairwise(used):
+            for low, high in ((low, used[-1]) for low in used[:-1]):
                 partners = pairs_of_arms(levels, factor, low, high)
                 measured_pairs = [pair for pair in partners if {*pair} <= samples.keys()]
                 if measured_pairs and share_bases(samples[arm] for pair in measured_pairs for arm in pair):
@@ -72,7 +82,12 @@ def pairs_of_arms(levels: Mapping[str, Factors], factor: str, low: str, high: st
     [('a', 'b')]
     """
     def rest(arm: str) -> Factors:
-        return {key: level for key, level in levels[arm].items() if key != factor}
+        found = {key: level for key, level in levels[arm].items() if key != factor}
+        if factor == ESTIMATOR and found.get(ROLLOUT) == "single":
+            return found | {ROLLOUT: "chains"}
+        if factor == CONTENT and {low, high} & {*PAID_ONCE}:
+            return {key: level for key, level in found.items() if key != PLACEMENT}
+        return found
 
     return [(one, other) for one in levels for other in levels
             if levels[one].get(factor) == low and levels[other].get(factor) == high and rest(one) == rest(other)]

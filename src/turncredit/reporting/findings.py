@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from turncredit.reporting import samples as compare
-from turncredit.reporting.arm_labels import changes_of
+from turncredit.reporting.arm_labels import READING, changes_of, factors
 from turncredit.reporting.catalogue import FACTORIAL
 from turncredit.reporting.claim_scores import COLLAPSE_LOSS, COLLAPSE_SHARE, NotMeasured, collapsed
 from turncredit.reporting.differences import differences
@@ -34,7 +34,7 @@ from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import number
 
-SEARCH = "search"
+SEARCH, READINGS = "search", "readings"
 DEFINITIONS = ("*Separated*: p ≤ 0.05 after Holm's method over all pairs of arms of an outcome. *Changes*: the 95% "
               "interval excludes 0, not corrected for the number of outcomes. *Within the margin*: the interval lies "
               "within it. *Undecided*: none of these.")
@@ -76,7 +76,9 @@ def findings(results: Results, reported: Reported) -> dict[str, list[str]]:
             pairs_decided({outcome: compare.pairs(inside[outcome]) for outcome in PRIMARY}),
             beside_the_paper(results, reported), *above_the_expert(results)],
         "Other data sets": [data_set(dataset, samples) for dataset, samples in outside.items()],
-        "Content, placement, sampling, reading": factor_sentences(results),
+        "Content, placement, sampling, reading": [
+            *factor_sentences(results),
+            same_order({outcome: by_reading(results, outcome) for outcome in (AREA, MATCH, FORMAT)})],
         "Search cost and turn limit": ablation_sentences(results, (*PRIMARY, EARLY_SEARCHES)),
         "Two turns": [ranking(samples, outcome) for outcome, samples in two.items()],
         "Collapse": [collapses(results)]}
@@ -168,6 +170,32 @@ def factor_sentences(results: Results) -> list[str]:
     """One sentence for each factor of each experiment that crosses factors."""
     return [changes(f"{name[0].upper()}{name[1:]} (`{experiment}`)", estimates)
             for experiment in FACTORIAL for name, estimates in factor_estimates(results, experiment).items()]
+
+
+def by_reading(results: Results, outcome: Outcome) -> dict[str, dict[str, Sample]]:
+    """Samples of experiment ``readings``: reading -> algorithm -> its runs."""
+    found: dict[str, dict[str, Sample]] = {}
+    if READINGS in results.scale.experiments:
+        levels, arms = factors(results.scale, READINGS), results.scale.experiments[READINGS].arms
+        for arm, sample in measured(outcome, results, READINGS).items():
+            found.setdefault(levels[arm][READING], {})[arms[arm].algorithm] = sample
+    return found
+
+
+def same_order(outcomes: Mapping[Outcome, Mapping[str, Mapping[str, Sample]]]) -> str:
+    """Whether two readings of the paper separate the same pairs of arms, for each outcome: reading -> arm -> runs."""
+    parts = []
+    for outcome, readings in outcomes.items():
+        if len(readings) != 2 or not all(len(arms) > 1 for arms in readings.values()):
+            continue
+        (one, first), (other, second) = (
+            (reading, {(pair.high, pair.low) for pair in compare.pairs(arms) if pair.separated})
+            for reading, arms in readings.items())
+        turned = {(low, high) for high, low in second}
+        parts.append(f"{_SHORT[outcome.key]} {len(first & second)} under both, {len(first - second - turned)} under "
+                     f"`{one}` only, {len(second) - len(first & second) - len(first & turned)} under `{other}` only, "
+                     f"{len(first & turned)} in opposite order")
+    return f"Pairs of arms that are separated under the two readings: {'; '.join(parts)}." if parts else ""
 
 
 def ablation_sentences(results: Results, outcomes: Iterable[Outcome]) -> list[str]:
