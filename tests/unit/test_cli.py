@@ -74,11 +74,11 @@ def config_with(tmp_path: Path, old: str, new: str) -> Path:
 
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("steps:", "stepz:", "did you mean 'steps'?"),
-    ("seeds: 3", "seeds: 0", "seeds = 0: Input should be greater than or equal to 1"),
+    ("seeds: 4", "seeds: 0", "seeds = 0: Input should be greater than or equal to 1"),
     ("same_as: search/MT-PPO", "same_as: search/MT-PPX", "did you mean 'search/MT-PPO'?"),
     ("same_as: search/MT-PPO", "same_as: search/GRPO-OR", "search/GRPO-OR differs in its settings"),
     ("{algorithm: GRPO-MR}", "{algorithm: GRPO-RM}", "did you mean 'GRPO-"),
-    ("seeds: 3", "seeds: [", "mini.yaml"),
+    ("seeds: 4", "seeds: [", "mini.yaml"),
 ])
 def test_a_faulty_configuration_is_named(tmp_path: Path, old: str, new: str, says: str) -> None:
     root = config_with(tmp_path, old, new)
@@ -95,10 +95,10 @@ def test_a_faulty_configuration_is_named(tmp_path: Path, old: str, new: str, say
     (["audit"], "snakemake --cores 2 audit --config scale=mini"),
     (["readme"], "snakemake --cores 2 readme --config scale=mini"),
     (["readme", "results/mini/untrained", "results/mini/search", "results/mini/two_turn"],
-     "of ablation, placement; pass"),
+     "of ablation, factorial, readings; pass"),
 ])
 def test_a_page_of_no_runs_is_not_written_over_a_good_one(tmp_path: Path, arguments: list[str], says: str) -> None:
-    root = config_with(tmp_path, "seeds: 3", "seeds: 3")
+    root = config_with(tmp_path, "seeds: 4", "seeds: 4")
     (root / "README.md").write_text("results\n")
     result = CliRunner().invoke(cli.app, [*arguments, "--root", str(root)])
     assert result.exit_code == 2
@@ -108,7 +108,7 @@ def test_a_page_of_no_runs_is_not_written_over_a_good_one(tmp_path: Path, argume
 
 
 def test_a_table_that_reads_no_runs_wants_no_folder(tmp_path: Path) -> None:
-    root = config_with(tmp_path, "seeds: 3", "seeds: 3")
+    root = config_with(tmp_path, "seeds: 4", "seeds: 4")
     (root / "paper_tables").mkdir()
     (root / "paper_tables" / "reported").symlink_to(ROOT / "paper_tables" / "reported")
     assert CliRunner().invoke(cli.app, ["table", "table1_granularity", "--root", str(root)]).exit_code == 0
@@ -131,7 +131,7 @@ def test_a_scale_that_fetches_nothing_says_so() -> None:
     (["table", "table2_answers"], "did you mean 'table2_answer'?"),
 ])
 def test_a_name_that_does_not_exist_is_refused(tmp_path: Path, arguments: list[str], says: str) -> None:
-    root = config_with(tmp_path, "seeds: 3", "seeds: 3")
+    root = config_with(tmp_path, "seeds: 4", "seeds: 4")
     (root / "paper_tables").mkdir()
     (root / "paper_tables" / "reported").symlink_to(ROOT / "paper_tables" / "reported")
     result = CliRunner().invoke(cli.app, [*arguments, "--root", str(root)])

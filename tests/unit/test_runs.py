@@ -306,19 +306,6 @@ def test_runs_of_several_base_policies_are_rows_in_order(tmp_path: Path) -> None
     assert some.missing("search", ["MT-PPO"]) == "6 of 12 runs: MT-PPO"
 
 
-def test_collected_runs_without_base_policies_are_read_as_of_base_policy_0(pair: list[Path], tmp_path: Path) -> None:
-    folder = tmp_path / "search"
-    collect("search", pair, folder, SCALE)
-    whole = read_collected(folder, "fresh", SCALE)
-    for name in FILES[:2]:
-        pd.read_csv(folder / name, dtype=str, keep_default_na=False).drop(columns="base").to_csv(
-            folder / name, index=False)
-    (folder / FILES[2]).write_text((folder / FILES[2]).read_text().replace("/base-0/", "/"))
-    old = read_collected(folder, "fresh", SCALE)
-    assert old.manifests == whole.manifests
-    pd.testing.assert_frame_equal(old.evaluation[whole.evaluation.columns.tolist()], whole.evaluation)
-
-
 def test_gzip_holds_plain_csv(pair: list[Path], tmp_path: Path) -> None:
     collect("search", pair, tmp_path / "search", SCALE)
     first = gzip.decompress((tmp_path / "search" / FILES[1]).read_bytes()).decode().splitlines()[0]

@@ -108,7 +108,7 @@ def test_a_scale_without_a_warm_start_has_one_base_policy() -> None:
 
 
 def test_an_arm_that_equals_another_shares_its_folder(tmp_path: Path) -> None:
-    found = runs(tmp_path, seeds=2)
+    found = runs(tmp_path, bases=1, seeds=2)
     search = found.folders("search")
     assert len(search) == len(set(search)) == 2 * len(SCALES["mini"].experiments["search"].arms)
     assert search[:2] == [f"results/mini/search/GRPO-OR/base-0/seed-{n}" for n in range(2)]
@@ -129,7 +129,7 @@ def test_an_imported_run_takes_the_place_of_a_trained_one_and_may_lack_metrics(t
 
 def test_untrained_policies_are_evaluated_only(tmp_path: Path) -> None:
     assert runs(tmp_path).files("untrained", "metrics.csv") == []
-    assert runs(tmp_path).files("untrained", "evaluation.csv") == [
+    assert runs(tmp_path, bases=1).files("untrained", "evaluation.csv") == [
         f"results/mini/untrained/{name}/base-0/evaluation.csv" for name in ("initial", "expert", "closed_book")]
     assert runs(tmp_path, "paper").untrained_policies() == ["initial", "closed_book", *SCALES["paper"].checkpoints]
 

@@ -68,14 +68,15 @@ def test_a_fresh_clone_plots_a_figure_from_shipped_runs_alone(clone: Clone, ship
 
 def test_fresh_runs_are_trained_although_runs_are_shipped(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search")
-    assert clone.jobs(FIGURE, "--config", "runs=fresh")["train"] == 6 * 3
+    assert clone.jobs(FIGURE, "--config", "runs=fresh", "bases=1", "seeds=3")["train"] == 6 * 3
 
 
 def test_auto_prefers_fresh_runs_once_all_exist(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search", "untrained")
     scale = load_scale("mini", ROOT / "config")
-    runs = [clone.root / "results/mini/search" / arm / "base-0" / f"seed-{n}"
-            for arm in scale.experiments["search"].arms for n in range(3)]
+    runs = [clone.root / "results/mini/search" / arm / f"base-{base}" / f"seed-{seed}"
+            for arm in scale.experiments["search"].arms for base in range(scale.base_policies)
+            for seed in range(scale.seeds_of("search"))]
     for run in runs[:-1]:
         touch_run(run)
     assert "results/shipped/mini/search" in clone.snakemake("--dry-run", FIGURE).stdout
@@ -112,7 +113,7 @@ def test_a_damaged_folder_of_shipped_runs_is_not_trained_again(clone: Clone, shi
 def test_fresh_runs_can_be_trained_beside_damaged_shipped_ones(clone: Clone, ship: Callable[..., None]) -> None:
     ship("search")
     (clone.root / "results/shipped/mini/search/metrics.csv").unlink()
-    assert clone.jobs(FIGURE, "--config", "runs=fresh")["train"] == 6 * 3
+    assert clone.jobs(FIGURE, "--config", "runs=fresh", "bases=1", "seeds=3")["train"] == 6 * 3
 
 
 def test_a_page_whose_runs_neither_exist_nor_are_requested_is_refused(clone: Clone) -> None:
@@ -174,7 +175,7 @@ def test_a_mistyped_call_is_refused_with_the_nearest_name(clone: Clone, argument
 
 def test_a_mistyped_key_of_a_scale_stops_the_workflow_before_any_job(clone: Clone) -> None:
     path = clone.root / "config" / "mini.yaml"
-    path.write_text(path.read_text().replace("seeds:", "seed:"))
+    path.write_text(path.read_text().replace("\nseeds:", "\nseed:"))
     done = clone.snakemake("--dry-run", check=False)
     assert done.returncode != 0
     assert "config/mini.yaml: unknown key seed; did you mean 'seeds'?" in done.stdout
