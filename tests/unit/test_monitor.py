@@ -27,6 +27,7 @@ def test_a_healthy_run_has_no_flag():
     ("no_contrast", {"zero_std_groups": 1.0}),
     ("length_explosion", {"tokens_sampled": 4000}),
     ("searches_pinned", {"turns_mean": 4.0, "stop_answered": 0.1}),
+    ("single_turn", {"turns_mean": 1.0}),
     ("format_lost", {"format_correct": 0.01}),
     ("sampler_drift", {"sampler_trainer_kl": 0.02}),
 ])

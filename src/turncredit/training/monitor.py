@@ -1,8 +1,8 @@
 """Collapse flags: pure functions of the metrics that detect a collapsed run. Flagged runs are still reported.
 
 They detect what replications of this paper met: rewards that never vary (so no gradient), answers
-that grow without end, agents that search up to the turn limit and never answer, and a format that is lost or was
-never learned.
+that grow without end, agents that search up to the turn limit and never answer, or that give up their tool, and a
+format that is lost or was never learned.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: st
     - ``no_contrast``: every group's rewards are all equal;
     - ``length_explosion``: an episode samples over three times the tokens of the first steps;
     - ``searches_pinned``: episodes use all turns, and most end without an answer;
+    - ``single_turn``: nearly all episodes end at their first turn, and had 1.5 turns or more in the first steps;
     - ``format_lost``: format correctness fell below a tenth of its best, which was above 0.3;
     - ``format_never_right``: format correctness was at most 0.01 in every step so far;
     - ``sampler_drift``: in the last step, sampler and trainer differ by a KL above 0.015.
@@ -62,6 +63,8 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: st
     if ((turns := lasting("turns_mean")) and min(turns) > max_turns - 0.05
             and max(lasting("stop_answered"), default=1.0) < 0.5):
         flags.append("searches_pinned")
+    if (turns := lasting("turns_mean")) and max(turns) < 1.05 and _mean_turns(rows[:WINDOW]) >= 1.5:
+        flags.append("single_turn")
     if form := lasting("format_correct"):
         best = max(value for row in rows if isinstance(value := row.get("format_correct"), int | float))
         if best > 0.3 and max(form) < 0.1 * best:
@@ -71,6 +74,10 @@ def collapse_flags(history: Sequence[MetricsRow], *, max_turns: int, success: st
     if (drift := last("sampler_trainer_kl")) and drift[-1] > SAMPLER_TRAINER_KL_GATE:
         flags.append("sampler_drift")
     return tuple(flags)
+
+
+def _mean_turns(rows: Sequence[MetricsRow]) -> float:
+    return sum(float(row.get("turns_mean") or 0) for row in rows) / len(rows)
 
 
 def _episode_tokens(rows: Sequence[MetricsRow]) -> float:
