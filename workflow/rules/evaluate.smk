@@ -55,7 +55,7 @@ rule evaluate_imported:
 rule evaluate_initial:
     input:
         rules.world.output,
-        lambda w: INPUTS[w.scale].indexes(*(["search"] if w.kind == "closed_book" else SCALES[w.scale].experiments)),
+        lambda w: INPUTS[w.scale].indexes(*SCALES[w.scale].experiments),
         policies=lambda w: f"policy/{w.scale}/base-{w.base}/{'expert' if w.kind == 'expert' else 'initial'}",
     output:
         "results/{scale}/untrained/{kind}/base-{base}/evaluation.csv",

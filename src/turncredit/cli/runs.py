@@ -86,11 +86,10 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Bas
 def evaluate_initial(kind: Untrained, base: Base = 0, scale: ScaleName = "mini", root: Root = Path()) -> None:
     """Play all test questions with a policy without RL training, greedily and sampled.
 
-    All tasks are played; closed_book plays `search` only. The column `experiment` names a task's first experiment.
+    All tasks are played. The column `experiment` names a task's first experiment.
     """
     settings = scale_at(scale, root)
-    tasks = ["search"] if kind is Untrained.CLOSED_BOOK else dict.fromkeys(
-        e.task.name for e in settings.experiments.values())
+    tasks = dict.fromkeys(e.task.name for e in settings.experiments.values())
     policy = root / base_folder(scale, base) / "expert" if kind is Untrained.EXPERT else None
     _evaluate_untrained(settings, root, kind, [experiment_of_task(settings, task) for task in tasks], policy,
                         ("greedy", "sampled"), base=base, closed_book=kind is Untrained.CLOSED_BOOK)

@@ -1,7 +1,7 @@
 """The audit: one row for each claim, each of its comparisons, each reported difference and each reported number.
 
-Claims and their comparisons come from ``claims``, differences and numbers from ``reported_numbers``. The comparisons
-were fixed in ``paper_tables/reported/claim_tests.csv`` before the runs.
+Claims and their comparisons come from ``claims``, differences and numbers from ``reported_numbers``. Each claim's
+comparisons are fixed in ``paper_tables/reported/claim_tests.csv``.
 """
 
 from __future__ import annotations

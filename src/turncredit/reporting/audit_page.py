@@ -14,7 +14,7 @@ from turncredit.reporting.tables.render import markdown_rows, number
 from turncredit.reporting.verdicts import ALPHA, POWER, level
 
 _VERDICTS = f"""\
-Each claim has a test that was fixed in `paper_tables/reported/claim_tests.csv` before the runs. Its verdict is
+Each claim has a fixed test in `paper_tables/reported/claim_tests.csv`. Its verdict is
 
 - *supported* if all of its primary comparisons lie on the claimed side,
 - *opposite* if at least one lies on the other side,
@@ -27,8 +27,8 @@ Each claim has a test that was fixed in `paper_tables/reported/claim_tests.csv` 
 _FINDINGS = f"""\
 Single comparisons, at 95% and without correction: they decide nothing alone. `p` is the one-sided p-value of the
 claimed side. `margin`: smaller distances from the claimed threshold do not matter. `detects`: the smallest distance
-from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power. *Within margin*: by two
-one-sided tests at 5%."""
+from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power; if it is above the
+margin, smaller differences that matter can be missed. *Within margin*: by two one-sided tests at 5%."""
 
 
 def save(entries: Sequence[Entry], scale: Scale, folder: Path) -> list[Path]:
@@ -77,14 +77,12 @@ def _coverage(entries: Sequence[Entry]) -> str:
     bases = {entry.bases for entry in entries if entry.kind == "comparison" and entry.bases is not None}
     if not bases:
         return ""
-    several = ("Base policies and seeds are random factors, arms are paired within base policies, and intervals are t "
-               "intervals (`reporting/inference.py`).")
+    several = "Base policies and seeds are random factors, and arms are paired within base policies."
     one = ("One base policy: intervals and p-values are over seeds and do not cover other base policies, so verdicts "
-           "hold for this one only (intervals by bootstrap, p-values by Welch's t test).")
-    if bases == {1}:
-        return f"{one} Shares of runs have score intervals."
-    some = f" Some comparisons have {one[0].lower()}{one[1:]}" if 1 in bases else ""
-    return f"{several}{some} Shares of runs have score intervals."
+           "hold for this one only.")
+    also = f" Some comparisons have {one[0].lower()}{one[1:]}" if 1 in bases else ""
+    return (f"{one if bases == {1} else several + also} Intervals are those of the tests: t intervals, and score "
+            "intervals for shares of runs (`reporting/inference.py`).")
 
 
 def _comparisons(entries: Sequence[Entry]) -> Iterator[str]:

@@ -6,7 +6,7 @@
 - ``hops_gap``: that metric over multi-hop questions minus over one-hop questions;
 - ``validation``: mean of a validation curve over a window of steps; over all of training this is the area under the
   curve divided by its length;
-- ``steps_to_half``: first validated step, step 0 included, at half of the expert's score; the last step if none is;
+- ``steps_to_half``: first validated step after 0 at half of the expert's score; the last step if none is;
 - ``training``: mean of a training curve over a window;
 - ``fall``: mean of a training curve over a first window minus the mean over a second window;
 - ``below_start``: validation score at step 0 minus the mean over a window;
@@ -72,6 +72,35 @@ def first_step_at(goal: float, step_T: Array, score_S_T: Array) -> Array:
     return np.asarray(first_S[:, None], dtype=float)
 
 
+def validation(arm: ArmRuns, metric: str, datasets: Sequence[str]) -> tuple[Array, Array]:
+    """``step_T`` and ``score_S_T`` of a validation metric after step 0, averaged over data sets.
+
+    Raises:
+        NotMeasured: no step after 0 was validated in every run.
+    """
+    curves = [_curve(arm, f"validation_{dataset}_{metric}") for dataset in datasets]
+    step_T, score_S_T = curves[0][0], np.mean([curve_S_T for _, curve_S_T in curves], axis=0)
+    kept_T = (step_T > 0) & ~np.isnan(score_S_T).any(axis=0)
+    if not kept_T.any():
+        raise NotMeasured(f"{arm.experiment}/{arm.arm} has no validation of {metric} after step 0")
+    return step_T[kept_T], score_S_T[:, kept_T]
+
+
+def steps_to_level(results: Results, arm: ArmRuns, metric: str, datasets: Sequence[str]) -> Array:
+    """``step_S_1``: the first validated step after 0 at half of the expert's score; the last step if none is.
+
+    Step 0 is left out, because all arms share it: a run that starts above the level gets its first validated step.
+
+    Raises:
+        NotMeasured: no validation, or the expert policy was not evaluated on the task.
+    """
+    expert = results.untrained("expert", arm.experiment)
+    if expert is None:
+        raise NotMeasured(f"no evaluation of the expert policy on the task of {arm.experiment}")
+    goal = LEVEL * float(expert.final(metric, datasets).mean())
+    return first_step_at(goal, *validation(arm, metric, datasets))
+
+
 def collapsed(arm: ArmRuns, metric: str, datasets: Sequence[str]) -> Array:
     """``flag_S_1``: 1 for each run whose validation score, averaged over data sets, ends far below its best."""
     curve_S_T = np.mean([windowed_curve(arm, f"validation_{d}_{metric}", (0, 1)) for d in datasets], axis=0)
@@ -105,12 +134,7 @@ def _validation(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[s
 
 
 def _steps_to_half(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str], results: Results) -> Array:
-    expert = results.untrained("expert", test.experiment)
-    if expert is None:
-        raise NotMeasured(f"no evaluation of the expert policy on {test.experiment}")
-    goal = LEVEL * float(expert.final(metric, datasets).mean())
-    curves = [_curve(arm, f"validation_{d}_{metric}") for d in datasets]
-    return first_step_at(goal, curves[0][0], np.mean([curve_S_T for _, curve_S_T in curves], axis=0))
+    return steps_to_level(results, arm, metric, datasets)
 
 
 def _training(arm: ArmRuns, test: ClaimTest, metric: str, datasets: Sequence[str], results: Results) -> Array:

@@ -13,6 +13,7 @@ undecidable comparisons of a part are left out.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,7 +106,16 @@ def compare(test: ClaimTest, results: Results) -> list[Comparison]:
     for metric in test.metrics:
         for dataset in named:
             scores = _Scores(test, metric, dataset, results)
-            found += [_compare(scores, a, b) for a in test.arms_a for b in test.arms_b or ("",)]
+            found += [_compare(scores, a, b) for a in _arms(test.arms_a, test.experiment, results)
+                      for b in _arms(test.arms_b, test.experiment, results) or ("",)]
+    return found
+
+
+def _arms(names: Iterable[str], experiment: str, results: Results) -> list[str]:
+    """The named arms; ``turns-*`` stands for all arms of the experiment whose ids begin so, at this scale."""
+    found: list[str] = []
+    for name in names:
+        found += fnmatch.filter(results.arm_names(experiment), name) or [name]
     return found
 
 
@@ -246,19 +256,9 @@ def _compare(scores: _Scores, arm_a: str, arm_b: str) -> Comparison:
         several = len(names) > 1 and len(shared_bases(bases)) > 1
         found = effect([cells(*arm) for arm in zip(samples, bases, strict=True)], weights,
                        scores.peers if several else ())
-        estimate = _estimate(found, samples, bases, counts)
+        estimate = statistics.estimate_of(found, counts)
     return Comparison(*place, estimate, found, None if barrier else evidence(
         found, test.direction, test.threshold, test.margin), barrier, _sources(scores, names), test.note)
-
-
-def _estimate(found: Effect, samples: Sequence[Array], bases: Sequence[Bases], counts: tuple[int, ...]) -> Estimate:
-    """The estimate as shown: with one base policy its bootstrap interval, else the t interval of its test."""
-    if found.bases > 1:
-        low, high = found.interval() or (None, None)
-        return statistics.clean(Estimate(found.value, low, high, counts, found.bases))
-    columns = [sample[:, None] for sample in samples]
-    return statistics.mean(columns[0], bases[0]) if len(columns) == 1 else statistics.difference(
-        columns[0], columns[1], (bases[0], bases[1]))
 
 
 def _sources(scores: _Scores, names: Sequence[str]) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
-from turncredit.reporting.claim_scores import LEVEL, NotMeasured, first_step_at, windowed_curve
-from turncredit.reporting.inference import Array
+from turncredit.reporting.claim_scores import NotMeasured, steps_to_level, validation, windowed_curve
 from turncredit.reporting.samples import Sample, final, of_curves
 from turncredit.reporting.scores import ArmRuns, Results
 
@@ -44,7 +41,7 @@ def area(results: Results, runs: ArmRuns) -> Sample:
     Raises:
         NotMeasured: the runs have no validation after step 0.
     """
-    _, score_S_T = validation(results, runs, "answer_correct")
+    _, score_S_T = validation(runs, "answer_correct", trained_on(results, runs))
     return of_curves(runs, score_S_T.mean(axis=1, keepdims=True))
 
 
@@ -54,26 +51,7 @@ def steps_to_half(results: Results, runs: ArmRuns) -> Sample:
     Raises:
         NotMeasured: no validation, or the expert policy was not evaluated.
     """
-    expert = _expert(results, runs.experiment)
-    goal = LEVEL * float(expert.final("answer_correct", trained_on(results, runs)).mean())
-    return of_curves(runs, first_step_at(goal, *validation(results, runs, "answer_correct")))
-
-
-def validation(results: Results, runs: ArmRuns, metric: str) -> tuple[Array, Array]:
-    """``step_T`` and ``score_S_T`` of a validation metric after step 0, averaged over the training sets.
-
-    Raises:
-        NotMeasured: no step after 0 was validated in every run.
-    """
-    columns = [f"validation_{dataset}_{metric}" for dataset in trained_on(results, runs)]
-    if runs.metrics.empty or not {*columns} <= {*runs.metrics.columns}:
-        raise NotMeasured(f"{runs.experiment}/{runs.arm} has no validation of {metric}")
-    curves = [runs.curve(column) for column in columns]
-    step_T, score_S_T = curves[0][0], np.mean([curve_S_T for _, curve_S_T in curves], axis=0)
-    kept_T = (step_T > 0) & ~np.isnan(score_S_T).any(axis=0)
-    if not kept_T.any():
-        raise NotMeasured(f"{runs.experiment}/{runs.arm} has no validation after step 0")
-    return step_T[kept_T], score_S_T[:, kept_T]
+    return of_curves(runs, steps_to_level(results, runs, "answer_correct", trained_on(results, runs)))
 
 
 def trained_on(results: Results, runs: ArmRuns) -> tuple[str, ...]:
@@ -92,15 +70,6 @@ def measured(outcome: Outcome, results: Results, experiment: str, arms: Iterable
             except NotMeasured:
                 continue
     return found
-
-
-def _expert(results: Results, experiment: str) -> ArmRuns:
-    """The expert policy's evaluation on an experiment's task, possibly from another experiment with the same task."""
-    task = results.scale.experiments[experiment].task
-    for name, other in results.scale.experiments.items():
-        if other.task == task and (expert := results.untrained("expert", name)) is not None:
-            return expert
-    raise NotMeasured(f"no evaluation of the expert policy on the task of {experiment}")
 
 
 def _final(metric: str) -> Measure:

@@ -38,8 +38,8 @@ class Sample:
 
     @property
     def value(self) -> float:
-        """The mean over runs."""
-        return float(self.run_S.mean())
+        """The mean, as ``mean`` estimates it; base policies count equally."""
+        return mean(self).value
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,8 @@ def contrast(samples: Sequence[Sample], weights: Sequence[float], peers: Iterabl
         peers: all arms of the experiment. With several base policies their variation over these is pooled
             (``inference``), which makes the interval narrower.
     """
-    everything = list(peers)
-    if len(inference.shared_bases([sample.base_S for sample in samples])) > 1 and everything:
-        found = inference.effect([_cells(sample) for sample in samples], weights, [_cells(peer) for peer in everything])
-        low, high = found.interval() or (None, None)
-        return statistics.clean(Estimate(found.value, low, high, tuple(len(one.run_S) for one in samples), found.bases))
-    scores, bases = [sample.score_S_D for sample in samples], [sample.base_S for sample in samples]
-    if [*weights] == [1.0, -1.0]:
-        return statistics.difference(scores[0], scores[1], (bases[0], bases[1]))
-    return statistics.contrast(scores, weights, bases)
+    return statistics.contrast([sample.score_S_D for sample in samples], weights,
+                               [sample.base_S for sample in samples], [_cells(peer) for peer in peers])
 
 
 def iqm(sample: Sample) -> Estimate:

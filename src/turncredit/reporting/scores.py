@@ -138,12 +138,18 @@ class Results:
         return runs
 
     def untrained(self, kind: str, experiment: str) -> ArmRuns | None:
-        """The evaluation of an untrained policy (``initial``, ``expert``, ``closed_book``) on an experiment's task."""
-        if UNTRAINED not in self.runs:
+        """The evaluation of an untrained policy (``initial``, ``expert``, ``closed_book``) on an experiment's task.
+
+        Policies play each task once, so the rows may name another experiment with the same task.
+        """
+        if UNTRAINED not in self.runs or experiment not in self.scale.experiments:
             return None
-        runs = self.runs[UNTRAINED]
-        rows = runs.evaluation[(runs.evaluation["arm"] == kind) & (runs.evaluation["experiment"] == experiment)]
-        return None if rows.empty else ArmRuns(experiment, kind, runs.metrics, rows, runs.source)
+        runs, task = self.runs[UNTRAINED], self.scale.experiments[experiment].task
+        mine = runs.evaluation[runs.evaluation["arm"] == kind]
+        for name, other in self.scale.experiments.items():
+            if other.task == task and not (rows := mine[mine["experiment"] == name]).empty:
+                return ArmRuns(experiment, kind, runs.metrics, rows, runs.source)
+        return None
 
     def arms(self, experiment: str) -> dict[str, ArmRuns]:
         """The arms of an experiment that were run, in the configuration's order."""
