@@ -7,6 +7,7 @@ comparisons are fixed in ``paper_tables/reported/claim_tests.csv``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isinf
 
 from turncredit.config.load import Scale
 from turncredit.reporting.claims import Comparison, Result, compare, decide, family_size, smallest_effect
@@ -58,7 +59,7 @@ def _power(comparisons: Sequence[Comparison], rows: Sequence[Entry]) -> str:
             kind = "spread of " if comparison.test.statistic.startswith("spread") else ""
             name = kind + words(comparison.metric)
             largest[name] = max(largest.get(name, 0.0), row.detects)
-    return ", ".join(f"{name} {number(size)}" for name, size in largest.items())
+    return ", ".join(f"{name} {'none' if isinf(size) else number(size)}" for name, size in largest.items())
 
 
 def _comparison(found: Comparison, comparisons: Sequence[Comparison], family: int, results: Results) -> Entry:

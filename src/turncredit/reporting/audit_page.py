@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isinf
 from pathlib import Path
 
 from turncredit.config.load import Scale
@@ -27,8 +28,8 @@ Each claim has a fixed test in `paper_tables/reported/claim_tests.csv`. Its verd
 _FINDINGS = f"""\
 Single comparisons, at 95% and without correction: they decide nothing alone. `p` is the one-sided p-value of the
 claimed side. `margin`: smaller distances from the claimed threshold do not matter. `detects`: the smallest distance
-from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power; if it is above the
-margin, smaller differences that matter can be missed. *Within margin*: by two one-sided tests at 5%."""
+from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power (*none*: no
+difference of rates is that large); if it is above the margin, smaller differences that matter can be missed. *Within margin*: by two one-sided tests at 5%."""
 
 
 def save(entries: Sequence[Entry], scale: Scale, folder: Path) -> list[Path]:
@@ -118,7 +119,7 @@ def _row(entry: Entry, what: str, note: str) -> tuple[str, ...]:
     barrier = "" if entry.precondition in ("", "met") else entry.precondition
     margin = "" if entry.margin is None else f"{entry.margin:g}"
     return (entry.id, what, entry.place, entry.reported, entry.shown, entry.seeds, _p(entry.p), margin,
-            "" if entry.detects is None else number(entry.detects), entry.verdict,
+            "" if entry.detects is None else "none" if isinf(entry.detects) else number(entry.detects), entry.verdict,
             "; ".join(filter(None, (barrier, note))))
 
 

@@ -57,7 +57,7 @@ def windowed_curve(arm: ArmRuns, column: str, window: tuple[float, float] | None
     inside = value_S_T[:, (step_T > 0) & (fraction_T >= window[0]) & (fraction_T <= window[1])]
     inside = inside[:, ~np.isnan(inside).any(axis=0)]
     if inside.shape[1] == 0:
-        raise NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every seed")
+        raise NotMeasured(f"no step between {window[0]:g} and {window[1]:g} of training has {column} in every run")
     return inside
 
 

@@ -14,6 +14,7 @@ undecidable comparisons of a part are left out.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from turncredit.reporting import statistics
 from turncredit.reporting.claim_scores import FINAL, SCORES, NotMeasured
 from turncredit.reporting.inference import Array, Bases, Cells, Effect, ShareEffect, cells, effect, shared_bases, shares
 from turncredit.reporting.reported import ClaimTest
-from turncredit.reporting.scores import METRIC_LABELS, ArmRuns, Results, sources
+from turncredit.reporting.scores import METRIC_LABELS, RATES, ArmRuns, Results, sources
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import number
 from turncredit.reporting.verdicts import Evidence, Judgement, Verdict, combine, detectable, evidence, judge
@@ -139,10 +140,15 @@ def family_size(claims: Iterable[Sequence[Comparison]]) -> int:
 
 
 def smallest_effect(comparison: Comparison, comparisons: Sequence[Comparison], claims: int) -> float | None:
-    """The effect that supports the claim with 80 % power, in this comparison's unit; None if it was not measured."""
+    """The effect that supports the claim with 80 % power, in this comparison's unit.
+
+    Infinite if no difference of two rates is as large; None if the comparison was not measured.
+    """
     if comparison.effect is None:
         return None
-    return detectable(comparison.effect, claims, sum(c.found is not None for c in _primary(comparisons)))
+    size = detectable(comparison.effect, claims, sum(c.found is not None for c in _primary(comparisons)))
+    rate = comparison.test.statistic == "collapsed" or comparison.metric in RATES
+    return math.inf if size is not None and size > 1 and rate and comparison.test.statistic != "steps_to_half" else size
 
 
 def tally(comparisons: Iterable[Comparison]) -> str:

@@ -19,6 +19,7 @@ from turncredit.types import StopReason
 DECODING = "greedy"  # every score uses greedy episodes; sampled ones are kept in the files only
 TRAINED_ON = ("first", "second")  # names in claim_tests.csv for the sets that an experiment trains on
 DERIVED = {"turn_limit": StopReason.TURN_LIMIT, "answered": StopReason.ANSWERED}  # metric: share of a stop reason
+RATES = ("answer_correct", "format_correct", "retrieval_correct", "f1", "turn_limit")  # between 0 and 1
 METRIC_LABELS = {
     "answer_correct": "exact match", "format_correct": "format", "retrieval_correct": "retrieval", "f1": "F1",
     "turns": "turns", "searches": "searches", "turn_limit": "ended at N_max",
