@@ -28,8 +28,9 @@ Each claim has a fixed test in `paper_tables/reported/claim_tests.csv`. Its verd
 _FINDINGS = f"""\
 Single comparisons, at 95% and without correction: they decide nothing alone. `p` is the one-sided p-value of the
 claimed side. `margin`: smaller distances from the claimed threshold do not matter. `detects`: the smallest distance
-from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power (*none*: no
-difference of rates is that large); if it is above the margin, smaller differences that matter can be missed. *Within margin*: by two one-sided tests at 5%."""
+from the threshold, in this comparison, at which the claim is supported with {POWER:.0%} power (*none*: no difference of
+rates is that large); if it is above the margin, smaller differences that matter can be missed. *Within margin*: by two
+one-sided tests at 5%."""
 
 
 def save(entries: Sequence[Entry], scale: Scale, folder: Path) -> list[Path]:
