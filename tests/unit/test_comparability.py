@@ -29,8 +29,13 @@ def changed(*path: str, value: object) -> Scale:
 
 def test_scale_paper_measures_what_the_paper_measures_and_no_other_scale_does() -> None:
     assert not differences(PAPER, "search")
-    assert not differences(PAPER, "two_turn")
-    assert comparability(PAPER).startswith("Comparable")
+    assert differences(PAPER, "two_turn") == ("a prompt in our words",)
+    assert "(search aside): a prompt in our words" in comparability(PAPER)
+    for arm in ("PPO-OR", "PPO-MR", "MT-PPO"):
+        assert not differences(PAPER, "search", arm)
+    # the paper's GRPO row of search is Search-R1's policy: 512 questions a step
+    assert differences(PAPER, "search", "GRPO-OR") == ("102 questions a step instead of 512",)
+    assert differences(PAPER, "search", "MT-GRPO") == ("18 questions a step instead of 512",)
     for name in ("mini", "smoke", "gpu"):
         scale = load_scale(name, ROOT / "config")
         assert differences(scale, "search")
@@ -45,7 +50,11 @@ def test_scale_paper_measures_what_the_paper_measures_and_no_other_scale_does() 
     (("retriever",), {"kind": "lucene", "corpus": "wiki-18"}, "BM25 retrieval by Lucene"),
     (("retriever", "corpus"), "wiki-21", "passages of wiki-21"),
     (("experiments", "search", "task", "top_k"), 5, "k = 5 passages per search instead of 3"),
-    (("experiments", "search", "task", "max_turns"), 6, "N_max = 6 instead of 4")])
+    (("experiments", "search", "task", "max_turns"), 6, "N_max = 6 instead of 4"),
+    (("experiments", "search", "task", "prompt"), "own", "a prompt in our words"),
+    (("experiments", "search", "training", "minibatches"), 4, "512 trajectories in 4 minibatches a step instead of"),
+    (("experiments", "search", "training", "loss_aggregation"), "sequence", "averages over sequences"),
+    (("reading",), "text", "averages over sequences")])
 def test_each_difference_is_named(path: tuple[str, ...], value: object, says: str) -> None:
     scale = changed(*path, value=value)
     if says.startswith("passages"):
@@ -63,7 +72,7 @@ def test_an_audit_of_comparable_runs_says_how_ours_stand_to_the_reported_numbers
     made = synthetic.write_experiments(tmp_path, scale, {"search": 3, "two_turn": 3})
     entries = {e.id: e for e in audit(read_folders(made, scale), scale, read_reported(ROOT / "paper_tables/reported"))}
     assert entries["t2-mt-ppo-nq-answer-correct"].verdict == "ours is higher"  # the synthetic runs have about 0.8
-    assert entries["t5-mt-grpo-exact-match"].verdict in ("agrees", "ours is higher", "ours is lower")
+    assert entries["t5-mt-grpo-exact-match"].verdict == "not comparable"  # a prompt in our words
     assert entries["t2-ppo-otc-nq-answer-correct"].verdict == "no analogue"
     assert entries["t2-ppo-stepsearch-nq-answer-correct"].verdict == "not run"
     assert "Zill1/StepSearch-7B-Base" in entries["t2-ppo-stepsearch-nq-answer-correct"].note

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from tests.episodes import (
     HIT,
@@ -145,6 +146,21 @@ def test_prompts() -> None:
     assert message["content"].endswith(" Question: What is the capital of Italy?")
     for tag in ("<think>", "</think>", "<search>", "</search>", "<information>", "</information>", "<answer>"):
         assert tag in message["content"]
+
+
+def test_the_protocol_of_search_r1_has_its_own_instruction_remark_and_frame() -> None:
+    environment = start(config(instruction="full", prompt="search_r1", max_observation_tokens=300))
+    [message] = environment.reset()
+    assert message["content"].startswith("Answer the given question. You must conduct reasoning inside <think>")
+    assert message["content"].endswith("<answer> Beijing </answer>. Question: What is the capital of Italy?\n")
+    shown = environment.step(think_search(), TurnStop.TAG, [HIT, MISS]).observation
+    assert shown.text.startswith("\n\n<information>Doc 1(Title: Italy) The capital of Italy is Rome.")
+    assert shown.text.endswith("Peru lies in South America.</information>\n\n")
+    remark = environment.step(INVALID, TurnStop.END, None).observation.text
+    assert remark.startswith("\nMy previous action is invalid.")
+    assert remark.endswith("Let me try again.\n")
+    with pytest.raises(ValidationError, match="set instruction: full"):
+        config(prompt="search_r1")
 
 
 def test_stop_tags_close_an_action() -> None:

@@ -1,8 +1,9 @@
 """The paper's numbers, and the differences between its arms, beside ours.
 
-A reported number is *comparable* only if our model, data, retriever and k are the paper's (``comparability``); then it
-*agrees* if it is in our interval. Where an arm, metric and data set of ours are analogous, our number is shown beside
-the reported one and the note names the analogue. Every cell of the paper has a row, with or without analogue.
+A reported number is *comparable* only if our model, data, retriever, k, prompt and batch are the paper's
+(``comparability``); then it *agrees* if it is in our interval. Where an arm, metric and data set of ours are analogous,
+our number is shown beside the reported one and the note names the analogue. Every cell of the paper has a row, with or
+without analogue.
 
 Differences between two arms of one table can be held against ours at any scale: a reported difference is *compatible*
 if it is in our interval. Data sets of the paper with the same analogue here are averaged.
@@ -54,7 +55,10 @@ def _agreement(value: Value, found: Estimate | None, label: str, scale: Scale) -
         return NO_ANALOGUE
     if value.value is None:
         return NOT_REPORTED
-    if differences(scale, _experiment(value)):
+    public = {found.label for found in scale.checkpoints.values()}
+    experiment = _experiment(value)
+    trained = experiment in scale.experiments and value.algorithm in scale.experiments[experiment].arms
+    if differences(scale, experiment, value.algorithm if trained and value.method not in public else None):
         return NOT_COMPARABLE
     if found is None:
         return "not run"

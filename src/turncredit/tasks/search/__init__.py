@@ -15,12 +15,14 @@ from turncredit.tasks.search.demonstrations import DEMONSTRATIONS
 from turncredit.tasks.search.environment import SearchTask
 from turncredit.tasks.search.protocol import RULES
 from turncredit.tasks.search.rewards import COMPONENTS, METRICS, SearchReward
+from turncredit.tasks.search.search_r1 import SEARCH_R1
 from turncredit.tasks.tags import Grammar
 
 
 def make_task(config: SearchConfig) -> SearchTask:
-    """The search task; its action is found by ``config.action``."""
-    return SearchTask(config, replace(RULES, grammar=_grammar(config)))
+    """The search task with the fixed texts of ``config.prompt``; its action is found by ``config.action``."""
+    rules = {"own": RULES, "search_r1": SEARCH_R1}[config.prompt]
+    return SearchTask(config, replace(rules, grammar=_grammar(config)))
 
 
 def make_reward(config: SearchConfig, content: Content, values: SearchRewards) -> SearchReward:

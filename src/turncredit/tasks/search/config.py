@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from turncredit.config.task import RewardConfig, TaskConfig
 from turncredit.tasks.tags import ActionRule
@@ -30,7 +30,14 @@ class SearchConfig(QuestionTaskConfig):
     CODE: ClassVar[Mapping[str, Any]] = {"action": "first_pair"}
 
     name: Literal["search"]
+    prompt: Literal["own", "search_r1"] = "own"  # fixed texts: ours, or those of Search-R1 word for word
     action: ActionRule = "first_block"  # what a turn does: its first action block, or its first complete pair of tags
+
+    @model_validator(mode="after")
+    def _has_an_instruction(self) -> SearchConfig:
+        if self.prompt == "search_r1" and self.instruction != "full":
+            raise ValueError("prompt: search_r1 is an instruction word for word; set instruction: full")
+        return self
 
 
 class SearchRewards(RewardConfig):

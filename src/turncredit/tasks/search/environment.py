@@ -43,6 +43,8 @@ class Rules:
         hint: a system message in its place, for ``task.instruction: short``; empty for none.
         instruction_role: "user" puts the instruction before the question, "system" in a message of its own.
         reply_role: chat role of observations; None appends them inside the assistant's turn.
+        after_question: text behind the question in the user's message.
+        around_result: text before and after the result's tags.
     """
 
     grammar: Grammar
@@ -52,6 +54,8 @@ class Rules:
     hint: str
     instruction_role: Literal["user", "system"]
     reply_role: Literal["user"] | None
+    after_question: str = ""
+    around_result: str = ""
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class SearchEnvironment:
     def reset(self) -> list[Message]:
         """The question, after the instruction or the hint, as ``task.instruction`` says."""
         self.turns, self.invalid_turns, self.over = 0, 0, False
-        line = format_question(self.question)
+        line = format_question(self.question) + self.rules.after_question
         short = self.config.instruction == "short"
         if self.rules.instruction_role == "user" and not short:
             return [{"role": "user", "content": f"{self.rules.instruction} {line}"}]
@@ -101,7 +105,8 @@ class SearchEnvironment:
             return self._end(StopReason.TURN_LIMIT)
         if response is not None:
             observation = format_passages(self._shown(text, response), self.rules.grammar.result,
-                                          self.config.max_observation_tokens, self.count_tokens, self.cut)
+                                          self.config.max_observation_tokens, self.count_tokens, self.cut,
+                                          around=self.rules.around_result)
             return Step(replace(observation, role=self.rules.reply_role))
         self.invalid_turns += 1
         if self.invalid_turns >= self.config.max_invalid_turns:
@@ -154,7 +159,8 @@ class SearchTask:
     def start(self, item: Question, count_tokens: CountTokens, cut: CutTokens) -> SearchEnvironment:
         """A new episode about a question."""
         result, budget = self.rules.grammar.result, self.config.max_observation_tokens
-        for fixed in (f"<{result}></{result}>", *self.rules.remarks.values()):
+        around = self.rules.around_result
+        for fixed in (f"{around}<{result}></{result}>{around}", *self.rules.remarks.values()):
             if (needed := count_tokens(fixed)) > budget:
                 raise ConfigError(f"task.max_observation_tokens = {budget}: {fixed!r} takes {needed} tokens",
                                   f"set it to {needed} or more")

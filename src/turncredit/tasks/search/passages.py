@@ -46,9 +46,10 @@ def format_question(question: str) -> str:
 
 
 def format_passages(
-    documents: Sequence[Document], tag: str, max_tokens: int, count_tokens: CountTokens, cut: CutTokens
+    documents: Sequence[Document], tag: str, max_tokens: int, count_tokens: CountTokens, cut: CutTokens, *,
+    around: str = "",
 ) -> Observation:
-    """Passages between ``<tag>`` and ``</tag>``, one per line, in at most ``max_tokens`` tokens.
+    """Passages between ``<tag>`` and ``</tag>``, one per line, in at most ``max_tokens`` tokens; ``around`` both tags.
 
     The budget cuts from the end: the first passage that is too long is cut between words (between
     characters if it is a single word) and later passages are dropped; the closing tag always stays.
@@ -58,8 +59,8 @@ def format_passages(
     for document in documents:
         title, text = escape_tags(document.title), escape_tags(document.text)
         part, room = text, max_tokens
-        while (excess := count_tokens(_frame([*shown, _with_text(document, title, part)], tag)) - max_tokens) > 0 \
-                and part:
+        while (excess := count_tokens(_frame([*shown, _with_text(document, title, part)], tag, around))
+               - max_tokens) > 0 and part:
             room = min(room, count_tokens(part)) - excess
             part = _prefix(text, cut(text, room)) if room > 0 else ""
         if excess > 0 or (text and not part):
@@ -67,16 +68,16 @@ def format_passages(
         shown.append(_with_text(document, title, part))
         if part != text:
             break
-    return Observation(_frame(shown, tag), tuple(shown))
+    return Observation(_frame(shown, tag, around), tuple(shown))
 
 
 def _with_text(document: Document, title: str, text: str) -> Document:
     return Document(document.id, title, text, document.score)
 
 
-def _frame(documents: Sequence[Document], tag: str) -> str:
+def _frame(documents: Sequence[Document], tag: str, around: str) -> str:
     lines = (f"Doc {i}(Title: {d.title}) {d.text}" for i, d in enumerate(documents, 1))
-    return f"<{tag}>" + "\n".join(lines) + f"</{tag}>"
+    return f"{around}<{tag}>" + "\n".join(lines) + f"</{tag}>{around}"
 
 
 def _prefix(text: str, cut_text: str) -> str:
