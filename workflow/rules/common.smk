@@ -51,6 +51,11 @@ wildcard_constraints:
     name="[a-z0-9_]+",
 
 
+def environment(wildcards) -> str:
+    """The conda environment of rules that load a policy, build an index, or serve one."""
+    return f"../../envs/{SCALES[wildcards.scale].environment}.yaml"
+
+
 def run_config(wildcards) -> RunConfig:
     """The resolved configuration of one training run."""
     return SCALES[wildcards.scale].run(wildcards.experiment, wildcards.arm, int(wildcards.seed), int(wildcards.base))

@@ -17,7 +17,7 @@ rule measure_credit:
     wildcard_constraints:
         policy="[A-Za-z0-9._-]+",
     conda:
-        "../../envs/core.yaml"
+        environment
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: bench_hash(SCALES[w.scale], int(w.base)),

@@ -15,7 +15,7 @@ rule evaluate:
     wildcard_constraints:
         experiment="(?!untrained/)[a-z_]+",
     conda:
-        "../../envs/core.yaml"
+        environment
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: settings_hash(
@@ -39,7 +39,7 @@ rule evaluate_imported:
     log:
         "logs/{scale}/evaluate/imported/{experiment}/{arm}/base-{base}/seed-{seed}.log",
     conda:
-        "../../envs/core.yaml"
+        environment
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: settings_hash(
@@ -62,7 +62,7 @@ rule evaluate_initial:
     log:
         "logs/{scale}/evaluate/untrained/{kind}-{base}.log",
     conda:
-        "../../envs/core.yaml"
+        environment
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: settings_hash(*(experiment.task for experiment in SCALES[w.scale].experiments.values())),
@@ -82,7 +82,7 @@ rule evaluate_checkpoint:
     log:
         "logs/{scale}/evaluate/untrained/{checkpoint}.log",
     conda:
-        "../../envs/core.yaml"
+        environment
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: settings_hash(

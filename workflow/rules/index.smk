@@ -18,7 +18,7 @@ rule build_index:
     wildcard_constraints:
         scale=one_of(name for name, scale in SCALES.items() if scale.retriever.kind == "lucene"),
     conda:
-        "../../envs/retrieval.yaml"
+        environment
     params:
         settings=lambda w: INPUTS[w.scale].lucene_settings_hash(),
     message:
@@ -40,7 +40,7 @@ rule build_further_index:
     wildcard_constraints:
         retriever=further_retrievers(SCALES),
     conda:
-        "../../envs/retrieval.yaml"
+        environment
     params:
         settings=lambda w: INPUTS[w.scale].lucene_settings_hash(w.retriever),
     message:
@@ -60,7 +60,7 @@ rule passage_table:
     wildcard_constraints:
         scale=FAISS_SCALES,
     conda:
-        "../../envs/retrieval.yaml"
+        environment
     message:
         "passages: their offsets in the corpus of scale {wildcards.scale}"
     shell:
@@ -85,7 +85,7 @@ rule embed:
         shard="[0-9]{5}",
         shards="[0-9]{5}",
     conda:
-        "../../envs/retrieval.yaml"
+        environment
     params:
         settings=lambda w: INPUTS[w.scale].vectors_settings_hash(),
         shard=lambda w: int(w.shard),
@@ -110,7 +110,7 @@ rule build_faiss_index:
     wildcard_constraints:
         scale=FAISS_SCALES,
     conda:
-        "../../envs/retrieval.yaml"
+        environment
     params:
         settings=lambda w: INPUTS[w.scale].faiss_settings_hash(),
     message:

@@ -20,7 +20,7 @@ rule train:
     wildcard_constraints:
         experiment="(?!untrained/)[a-z_]+",
     conda:
-        "../../envs/core.yaml"
+        environment
     threads: lambda w: SCALES[w.scale].threads
     params:
         settings=lambda w: settings_hash(

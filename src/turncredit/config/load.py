@@ -115,6 +115,12 @@ class Scale(StrictModel):
                               "train with it as it is, or add warm_start")
         return self.warm_start
 
+    @property
+    def environment(self) -> str:
+        """The pinned environment of ``envs/`` for its jobs: ``gpu`` where vLLM or CUDA is used, else ``core``."""
+        engines = (self.engine, *(e.engine for e in self.experiments.values() if e.engine is not None))
+        return "gpu" if self.device == "cuda" or any(engine.kind == "vllm" for engine in engines) else "core"
+
     def seeds_of(self, experiment: str) -> int:
         """Training seeds of an experiment's arms, for each base policy."""
         return self.experiments[experiment].seeds or self.seeds

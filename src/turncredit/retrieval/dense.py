@@ -275,7 +275,7 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise RetrieverError("faiss is not installed", "install envs/retrieval.txt, which pins faiss-cpu") from error
+        raise RetrieverError("faiss is not installed", "install envs/core.txt, which pins faiss-cpu") from error
     return faiss
 
 
