@@ -59,7 +59,7 @@ rule checkpoints:
         lambda w: expand(
             rules.evaluate_checkpoint.output,
             scale=config["scale"],
-            checkpoint=SCALES[config["scale"]].checkpoints,
+            checkpoint=[name for name, found in SCALES[config["scale"]].checkpoints.items() if found.in_all],
         ),
 
 

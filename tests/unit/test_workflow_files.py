@@ -96,7 +96,8 @@ def test_every_arm_is_trained_from_each_base_policy_with_each_seed(tmp_path: Pat
     assert found.folders("search")[:4] == [
         f"results/mini/search/GRPO-OR/base-{base}/seed-{seed}" for base in range(2) for seed in range(2)]
     assert found.folders("untrained")[:2] == [f"results/mini/untrained/initial/base-{base}" for base in range(2)]
-    checkpoints = SCALES["paper"].checkpoints
+    checkpoints = [name for name, found in SCALES["paper"].checkpoints.items() if found.in_all]
+    assert len(checkpoints) == len(SCALES["paper"].checkpoints) - 1
     assert [folder for folder in runs(tmp_path, "paper").folders("untrained") if folder.split("/")[3] in checkpoints] \
         == [f"results/paper/untrained/{name}/base-0" for name in checkpoints]
 
@@ -131,7 +132,10 @@ def test_untrained_policies_are_evaluated_only(tmp_path: Path) -> None:
     assert runs(tmp_path).files("untrained", "metrics.csv") == []
     assert runs(tmp_path, bases=1).files("untrained", "evaluation.csv") == [
         f"results/mini/untrained/{name}/base-0/evaluation.csv" for name in ("initial", "expert", "closed_book")]
-    assert runs(tmp_path, "paper").untrained_policies() == ["initial", "closed_book", *SCALES["paper"].checkpoints]
+    needed = [name for name, found in SCALES["paper"].checkpoints.items() if found.in_all]
+    assert runs(tmp_path, "paper").untrained_policies() == ["initial", "closed_book", *needed]
+    touch(tmp_path / "results/paper/untrained/mt-ppo-nq/base-0", "evaluation.csv")  # not in `all`, evaluated by name
+    assert runs(tmp_path, "paper").untrained_policies() == ["initial", "closed_book", *needed, "mt-ppo-nq"]
 
 
 def test_auto_takes_fresh_runs_then_shipped_ones_then_trains(tmp_path: Path) -> None:

@@ -83,3 +83,4 @@ class CheckpointConfig(StrictModel):
     revision: str | None = None
     experiment: str
     label: str  # its row in Table 2
+    in_all: bool = True  # whether the target `all` needs it; if not, it is shown once it was evaluated by name

@@ -157,7 +157,7 @@ class Registry(StrictModel):
             return []
         retrievers = (scale.retriever, *scale.retrievers.values())
         named = [name for r in retrievers for name in (r.corpus, r.prebuilt, r.faiss.encoder if r.faiss else None)]
-        named += [scale.policy.path_or_id, *(checkpoint.path_or_id for checkpoint in scale.checkpoints.values())]
+        named += [scale.policy.path_or_id, *(found.path_or_id for found in scale.checkpoints.values() if found.in_all)]
         repositories = {source.repository: name for name, source in self.sources.items() if not source.files}
         read = (repositories.get(name, name) for name in named if name is not None)
         return list(dict.fromkeys([*map(self.source_of, scale.datasets), *(n for n in read if n in self.sources)]))

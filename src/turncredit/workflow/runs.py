@@ -53,9 +53,15 @@ class ScaleRuns:
         return (seeds.get(experiment) if isinstance(seeds, Mapping) else seeds) or self.scale.seeds_of(experiment)
 
     def untrained_policies(self) -> list[str]:
-        """Policies that are evaluated and not trained: those without RL training, and pretrained checkpoints."""
+        """Policies that are evaluated and not trained: those without RL training, and pretrained checkpoints.
+
+        A checkpoint that is not ``in_all`` counts once its evaluation exists.
+        """
         expert = [] if self.scale.warm_start is None else ["expert"]
-        return ["initial", *expert, "closed_book", *self.scale.checkpoints]
+        folder = self.root / "results" / self.scale.name / UNTRAINED
+        return ["initial", *expert, "closed_book", *(
+            name for name, found in self.scale.checkpoints.items()
+            if found.in_all or (folder / name / "base-0" / "evaluation.csv").exists())]
 
     def folders(self, experiment: str) -> list[str]:
         """Folders of an experiment's runs; an arm with ``same_as`` shares the other arm's runs."""
