@@ -7,6 +7,7 @@ from pathlib import Path
 from snakemake.utils import validate
 from turncredit.config.credit_bench import FILES as BENCH_FILES
 from turncredit.config.load import RunConfig, load_scale, scale_names
+from turncredit.config.names import ARM, EXPERIMENT
 from turncredit.credit_bench.setup import bench_config, bench_hash, experiment_name, trained_run
 from turncredit.data.sources import load_registry
 from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES
@@ -41,8 +42,8 @@ REPORTED = sorted(map(str, Path("paper_tables/reported").glob("*.csv")))
 
 wildcard_constraints:
     scale=one_of(SCALES),
-    experiment="[a-z_]+",
-    arm="[A-Za-z0-9._-]+",
+    experiment=EXPERIMENT,
+    arm=ARM,
     base="[0-9]+",
     seed="[0-9]+",
     kind="initial|expert|closed_book",

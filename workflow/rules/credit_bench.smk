@@ -15,7 +15,7 @@ rule measure_credit:
     benchmark:
         "benchmarks/{scale}/credit_bench/base-{base}/{policy}.tsv"
     wildcard_constraints:
-        policy="[A-Za-z0-9._-]+",
+        policy=ARM,
     conda:
         environment
     threads: lambda w: SCALES[w.scale].threads

@@ -13,7 +13,7 @@ rule evaluate:
     log:
         "logs/{scale}/evaluate/{experiment}/{arm}/base-{base}/seed-{seed}.log",
     wildcard_constraints:
-        experiment="(?!untrained/)[a-z_]+",
+        experiment=f"(?!untrained/){EXPERIMENT}",
     conda:
         environment
     threads: lambda w: SCALES[w.scale].threads
@@ -107,7 +107,7 @@ rule collect:
     log:
         "logs/{scale}/collect/{experiment}.log",
     wildcard_constraints:
-        experiment="(?!credit_bench/)[a-z_]+",
+        experiment=f"(?!credit_bench/){EXPERIMENT}",
     conda:
         "../../envs/core.yaml"
     params:

@@ -18,7 +18,7 @@ rule train:
     benchmark:
         "benchmarks/{scale}/train/{experiment}/{arm}/base-{base}/seed-{seed}.tsv"
     wildcard_constraints:
-        experiment="(?!untrained/)[a-z_]+",
+        experiment=f"(?!untrained/){EXPERIMENT}",
     conda:
         environment
     threads: lambda w: SCALES[w.scale].threads

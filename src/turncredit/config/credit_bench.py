@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from turncredit.config.base import StrictModel
+from turncredit.config.names import ARM
 
 INITIAL = "initial"
 CREDIT_BENCH = "credit_bench"  # name of its folder of results
@@ -16,7 +17,7 @@ FILES = ("credit_bench.csv", "manifest.json")  # results of one checkpoint
 COLLECTED = ("credit_bench.csv", "manifests.json")  # results of all base policies and checkpoints, joined
 TRUTH = "truth"  # in the column arm: rows about the true gradients themselves
 PAID = "paid_return"  # in the column target: the sum of what the arm itself is paid
-_TRAINED = re.compile(r"[A-Za-z0-9._-]+\.(final|step-[0-9]+)")
+_TRAINED = re.compile(rf"{ARM}\.(final|step-[0-9]+)")
 
 
 class CreditBenchConfig(StrictModel):

@@ -9,6 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from turncredit.config.algorithm import Content
 from turncredit.config.base import StrictModel, missing, optional, refuse, validate_as
+from turncredit.config.names import ArmName
 from turncredit.config.reading import Reading
 from turncredit.config.runtime import EngineConfig, LaunchConfig
 from turncredit.config.task import TaskConfig
@@ -63,7 +64,7 @@ class Experiment(StrictModel):
     retriever: str | None = optional()  # one of ``retrievers``; null: ``retriever``
     engine: EngineConfig | None = optional()  # null: the scale's
     launch: LaunchConfig | None = optional()  # null: the scale's
-    arms: dict[str, Arm]
+    arms: dict[ArmName, Arm]
 
     _task = field_validator("task", mode="before")(as_task)
 

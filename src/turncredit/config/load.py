@@ -19,6 +19,7 @@ from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.experiment import ArmOverrides, CheckpointConfig, Experiment, as_task
 from turncredit.config.paths import run_key
+from turncredit.config.names import CheckpointName, ExperimentName, RetrieverName
 from turncredit.config.reading import Reading, with_reading
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
@@ -51,14 +52,14 @@ class Scale(StrictModel):
     world: WorldConfig | None = None
     questions: QuestionsConfig | None = None
     retriever: RetrieverConfig = RetrieverConfig()
-    retrievers: dict[str, RetrieverConfig] = Field(default={})  # further ones, for experiments that name them
+    retrievers: dict[RetrieverName, RetrieverConfig] = Field(default={})  # further ones, for experiments that name them
     policy: PolicyConfig
     warm_start: WarmStartConfig | None = None  # null: the initial policy is ``policy.path_or_id`` as it is
     engine: EngineConfig = EngineConfig()
     launch: LaunchConfig = LaunchConfig()
     rewards: dict[str, SerializeAsAny[RewardConfig]] = Field(default={}, validate_default=True)  # by task
-    experiments: dict[str, Experiment]
-    checkpoints: dict[str, CheckpointConfig] = Field(default={})
+    experiments: dict[ExperimentName, Experiment]
+    checkpoints: dict[CheckpointName, CheckpointConfig] = Field(default={})
     credit_bench: CreditBenchConfig = CreditBenchConfig()
     algorithms: dict[str, Algorithm]
 
@@ -148,8 +149,6 @@ class Scale(StrictModel):
             raise ValueError("warm_start is missing: add it, or name a policy in policy.path_or_id")
         if self.warm_start is None and self.base_policies > 1:
             raise ValueError("base_policies: only a warm start makes several; set it to 1")
-        if taken := sorted(self.retrievers.keys() & {"lucene", "faiss"}):
-            raise ValueError(f"retrievers.{taken[0]}: is the folder of an index; choose another name")
         for name, experiment in self.experiments.items():
             for fault in self._faults(experiment):
                 raise ValueError(f"experiments.{name}.{fault}")
