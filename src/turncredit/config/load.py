@@ -18,8 +18,8 @@ from turncredit.config.base import StrictModel, explain, optional, read_mapping,
 from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
 from turncredit.config.experiment import ArmOverrides, CheckpointConfig, Experiment, as_task
-from turncredit.config.paths import run_key
 from turncredit.config.names import CheckpointName, ExperimentName, RetrieverName
+from turncredit.config.paths import run_key
 from turncredit.config.reading import Reading, with_reading
 from turncredit.config.retriever import RetrieverConfig
 from turncredit.config.runtime import EngineConfig, LaunchConfig
