@@ -64,9 +64,20 @@ def test_another_identity_is_never_resumed_and_nothing_is_lost(tmp_path, caplog)
     saved(tmp_path, 1, 2)
     assert newest(tmp_path, "other") is None
     assert "moved to" in caplog.text
-    assert (tmp_path / "superseded" / "step-2" / "state.json").read_text() == "step 2"
+    assert (tmp_path / "superseded" / "digest" / "step-2" / "state.json").read_text() == "step 2"
     save(tmp_path, 1, "other", write("new"))
     assert newest(tmp_path, "other") == tmp_path / "step-1"
+
+
+def test_a_setting_that_is_changed_and_changed_back_loses_no_checkpoint(tmp_path, caplog):
+    saved(tmp_path, 1, 2)
+    assert newest(tmp_path, "other") is None
+    save(tmp_path, 1, "other", write("new"))
+    assert newest(tmp_path, "digest") == tmp_path / "step-2"
+    assert "made with these settings before" in caplog.text
+    assert (tmp_path / "step-2" / "state.json").read_text() == "step 2"
+    assert newest(tmp_path, "other") == tmp_path / "step-1"
+    assert (tmp_path / "step-1" / "state.json").read_text() == "new"
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path):

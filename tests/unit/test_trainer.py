@@ -18,7 +18,7 @@ from tests.small_run import TASK, config, events, make_world, served, service_se
 from tests.tolerance import assert_close
 from tests.trees import transcript, turn
 from turncredit.data.questions import evaluation_ids, read_split
-from turncredit.errors import DataError, Interrupted, NonFiniteError, RunLockedError
+from turncredit.errors import DataError, Interrupted, NonFiniteError, RetrieverError, RunLockedError
 from turncredit.evaluation import leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.attempts import Attempt, write_attempts
@@ -168,8 +168,45 @@ def test_what_was_made_of_other_things_is_not_resumed(root, caplog, changed):
         save_file({name: value * 0.9 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
     paths = train(root, config("chains", steps=2 if changed == "configuration" else 1))
     assert "training from the start" in caplog.text
+    assert ("training.steps: 1 -> 2" in caplog.text) == (changed == "configuration")
     assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == []
-    assert (paths.checkpoints / "superseded" / "step-1").is_dir()
+    assert [*(paths.checkpoints / "superseded").glob("*/step-1")]
+
+
+@pytest.mark.parametrize("error", [RetrieverError("no answer", "start the server"), RuntimeError("engine died")])
+def test_an_error_before_an_update_loses_no_step(root, tmp_path, error):
+    settings = config("critic", checkpoint_every=100)
+    shutil.copytree(root, tmp_path / "whole")
+    whole = train(tmp_path / "whole", settings)
+    updates = []
+
+    def fail_in_the_fourth_step(number: int, name: str) -> None:
+        updates.extend([name] if name == "_optimizer_step" else [])
+        if name == "generate" and len(updates) == 3 * per_step:
+            raise error
+
+    with events(lambda number, name: updates.extend([name] if name == "_optimizer_step" else [])):
+        train(root, config("critic", steps=1))
+    per_step = len(updates)
+    shutil.rmtree(root / "checkpoints")
+    shutil.rmtree(root / "results")
+    updates.clear()
+    with pytest.raises(type(error)) as told, events(fail_in_the_fourth_step):
+        train(root, settings)
+    if isinstance(error, RetrieverError):
+        assert "saved" in told.value.message
+        assert told.value.remedy == "start the server"
+    paths = train(root, settings)
+    assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == [3]
+    assert weights(paths) == weights(whole)
+    assert untimed(paths.run / "metrics.csv") == untimed(whole.run / "metrics.csv")
+
+
+def test_settings_that_change_no_weight_may_change_while_a_run_waits(root):
+    train(root, config("chains", steps=2))
+    shutil.rmtree(root / "results")
+    paths = train(root, config("chains", steps=2, checkpoint_every=7, validate_every=1))
+    assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == [2]
 
 
 def test_a_second_writer_leaves_at_once(root):

@@ -15,6 +15,7 @@ from turncredit.errors import CheckpointError, DataError
 from turncredit.files import disk_error, sha256, sync
 
 CONTENTS = "contents.json"
+SUPERSEDED = "superseded"  # checkpoints of other configurations, a folder for each
 _TEMPORARY = ".saving-"
 _KEPT = 2  # newest checkpoints of a run
 _log = logging.getLogger(__name__)
@@ -87,9 +88,9 @@ def _remove_leftovers(root: Path) -> None:
 def newest(root: Path, identity: str) -> Path | None:
     """Return the newest intact checkpoint under ``root``; None if there is no checkpoint.
 
-    A damaged checkpoint is skipped with a warning. Checkpoints of another identity (other
-    configuration, data or initial policy) are not resumed: they are moved, with a warning, to
-    ``root/superseded``, which replaces the previous content of that folder.
+    A damaged checkpoint is skipped with a warning. Checkpoints of another identity (other configuration, data or
+    initial policy) are not resumed: they are moved, with a warning, to ``root/superseded/<identity>``. If that folder
+    holds checkpoints of this run's own identity, because a setting was changed and changed back, they return.
 
     Raises:
         CheckpointError: all checkpoints are damaged.
@@ -98,26 +99,40 @@ def newest(root: Path, identity: str) -> Path | None:
     for step, path in checkpoints:
         problem = _problem(path, step)
         if problem is None:
-            if _contents(path)["identity"] == identity:
+            if (found := str(_contents(path)["identity"])) == identity:
                 return path
-            _supersede(root, checkpoints)
-            return None
+            _supersede(root, checkpoints, found)
+            if (restored := _restore(root, identity)) is None:
+                _log.warning("%s: training from the start", root)
+            return restored
         _log.warning("%s: %s; trying the previous checkpoint", path, problem)
     if checkpoints:
         raise CheckpointError(f"{root}: none of {len(checkpoints)} checkpoints can be read",
                               "remove the folder to train from the start")
-    return None
+    return _restore(root, identity)
 
 
-def _supersede(root: Path, checkpoints: list[tuple[int, Path]]) -> None:
-    """Move checkpoints to ``root/superseded``."""
-    aside = root / "superseded"
-    _log.warning("%s: made with another configuration, data or initial policy; moved to %s, training from the start",
-                 checkpoints[0][1], aside)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
+def _supersede(root: Path, checkpoints: list[tuple[int, Path]], identity: str) -> None:
+    """Move checkpoints of another identity to their folder in ``root/superseded``."""
+    aside = root / SUPERSEDED / identity[:16]
+    _log.warning("%s: made with another configuration, data or initial policy; moved to %s", checkpoints[0][1], aside)
+    shutil.rmtree(aside, ignore_errors=True)  # older ones of the same run
+    aside.mkdir(parents=True)
     for _, path in checkpoints:
         path.rename(aside / path.name)
+
+
+def _restore(root: Path, identity: str) -> Path | None:
+    """Move the checkpoints of an identity back from ``root/superseded``; return the newest intact one, None if none."""
+    aside = root / SUPERSEDED / identity[:16]
+    for step, path in _list(aside):
+        if _problem(path, step) is None and _contents(path)["identity"] == identity:
+            for _, each in _list(aside):
+                each.rename(root / each.name)
+            aside.rmdir()
+            _log.warning("%s: made with these settings before; moved back from %s", root / path.name, aside)
+            return newest(root, identity)
+    return None
 
 
 def _list(root: Path) -> list[tuple[int, Path]]:

@@ -9,6 +9,7 @@ same ``Progress``; rank 0 writes.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -17,16 +18,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from tqdm import tqdm
 
 from turncredit.config.load import RunConfig
-from turncredit.credit.base import Estimator
+from turncredit.credit.base import Estimator, TokenCredit
 from turncredit.credit.rows import rows_of
 from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.episodes.keep import EpisodeRecorder, kept_steps
 from turncredit.episodes.records import step_episodes, write_records
-from turncredit.errors import Interrupted
-from turncredit.evaluation import EpisodeRunner
+from turncredit.errors import NonFiniteError, ProcessError, TurncreditError
+from turncredit.evaluation import Episode, EpisodeRunner
 from turncredit.files import writing
 from turncredit.losses import kl_k3
 from turncredit.rollout.branching import branching_of
@@ -49,6 +51,7 @@ from turncredit.training.trackers import MetricsLogger
 from turncredit.types import Group, Item
 
 STATE = "state.json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,21 @@ class Progress:
         raw: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
         return cls(cursor=Cursor(**raw.pop("cursor")), budget=Budget(**raw.pop("budget")),
                    rows=tuple(raw.pop("rows")), resumed_from=tuple(raw.pop("resumed_from")), **raw)
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """The episodes of a step with their credit, and what follows from them for the next one."""
+
+    groups: list[Group]
+    episodes: Sequence[Sequence[Episode]]
+    batch: Batch
+    credit: TokenCredit
+    reference_N: Tensor | None
+    value_M: Tensor | None
+    cursor: Cursor
+    budget: Budget
+    timestamps: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +141,7 @@ class Trainer:
         Raises:
             Interrupted: a signal arrived; the state is saved. A rollout is dropped between two turns, an
                 update is always finished.
+            TurncreditError: a retriever, engine, environment or item failed before an update; the state is saved.
             NonFiniteError: see ``Learner.update``; the last checkpoint is kept.
             ProcessError: another process of the run failed.
         """
@@ -135,6 +154,7 @@ class Trainer:
         self._update_engine(progress.step)
         with _ProgressBar(settings.steps, progress.step, training_rates(self.runner.plugin),
                           shown=self.processes.is_main) as bar:
+            updating = False
             try:
                 while True:
                     progress = self._validate(progress)
@@ -147,10 +167,20 @@ class Trainer:
                     if done:
                         return progress
                     self.stop.check(self.processes)
-                    progress = self.step(progress)
-            except Interrupted as interrupted:
+                    collected = self._collect(progress)
+                    updating = True
+                    progress = self._learn(progress, collected)
+                    updating = False
+            except TurncreditError as error:
+                # half an update, weights that may be bad, or a rank that is gone
+                if updating or isinstance(error, NonFiniteError | ProcessError):
+                    raise
                 path = self._save(timed(progress))
-                raise Interrupted(f"{interrupted.message}; saved {path}", interrupted.remedy) from None
+                raise type(error)(f"{error.message}; saved {path}", error.remedy) from error
+            except Exception:
+                if not updating and self.processes.world_size == 1:  # other ranks do not know of it
+                    _log.error("saved %s before this error", self._save(timed(progress)))
+                raise
 
     def _save(self, progress: Progress) -> Path:
         def write(folder: Path) -> None:
@@ -193,7 +223,11 @@ class Trainer:
         return replace(progress, rows=(*progress.rows[:-1], row))
 
     def step(self, progress: Progress) -> Progress:
-        """Take one training step; if it raises before the update, weights and progress are unchanged."""
+        """Take one training step."""
+        return self._learn(progress, self._collect(progress))
+
+    def _collect(self, progress: Progress) -> _Collected:
+        """Play and judge the step's episodes; weights and progress are unchanged, also if it raises."""
         config, step, timestamps = self.config, progress.step, [time.perf_counter()]
         branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
         quota = Quota.of(config.training, branching, config.task.max_turn_tokens)
@@ -213,22 +247,27 @@ class Trainer:
             groups, [[episode.rewards for episode in leaves] for leaves in episodes], rows,
             old_logprob_N=batch.old_logprob_N, reference_logprob_N=reference_N, value_M=value_M)
         timestamps.append(time.perf_counter())
-
         self.stop.check(self.processes)  # the last place where the step can be dropped
-        report = self.learner.update(
-            batch, credit, step=step, seed=config.random_seed, kl_in_loss=not self.estimator.kl_in_reward,
-            reference_logprob_N=reference_N, old_value_M=value_M)
-        self._update_engine(step + 1)
-        timestamps.append(time.perf_counter())
+        return _Collected(groups, episodes, batch, credit, reference_N, value_M, cursor,
+                          progress.budget.observe([*map(quota.cost, groups)]), timestamps)
 
-        seconds = [round(later - earlier, 4) for earlier, later in pairwise(timestamps)]
-        measured = training_columns(groups, episodes, credit, config.train_on, self.runner.plugin)
+    def _learn(self, progress: Progress, found: _Collected) -> Progress:
+        """Update policy and critic with what a step collected, and give the engine the new weights."""
+        config, step = self.config, progress.step
+        report = self.learner.update(
+            found.batch, found.credit, step=step, seed=config.random_seed,
+            kl_in_loss=not self.estimator.kl_in_reward, reference_logprob_N=found.reference_N,
+            old_value_M=found.value_M)
+        self._update_engine(step + 1)
+        seconds = [round(later - earlier, 4)
+                   for earlier, later in pairwise([*found.timestamps, time.perf_counter()])]
+        measured = training_columns(found.groups, found.episodes, found.credit, config.train_on, self.runner.plugin)
         row = {"step": step + 1, **measured, **report,
                **dict(zip(("seconds_rollout", "seconds_scoring", "seconds_update"), seconds, strict=True))}
-        if reference_N is not None:
-            row["kl"] = max(0.0, kl_k3(batch.old_logprob_N, reference_N, credit.weight_N).item())
-        budget = progress.budget.observe([*map(quota.cost, groups)])
-        return replace(progress, step=step + 1, cursor=cursor, budget=budget, rows=(*progress.rows, row))
+        if found.reference_N is not None:
+            row["kl"] = max(0.0, kl_k3(found.batch.old_logprob_N, found.reference_N, found.credit.weight_N).item())
+        return replace(progress, step=step + 1, cursor=found.cursor, budget=found.budget,
+                       rows=(*progress.rows, row))
 
     def _play(self, progress: Progress, branching: Sequence[int], quota: Quota,
               ) -> tuple[list[Item], list[Group], Cursor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from turncredit.config.load import RunConfig
+from turncredit.config.training import TrainingConfig
 from turncredit.credit.base import make_estimator
 from turncredit.data.questions import evaluation_ids
 from turncredit.distributed.processes import Processes
@@ -39,9 +41,11 @@ from turncredit.training.lock import run_lock
 from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
-from turncredit.training.run_folder import RunPaths
+from turncredit.training.run_folder import RunPaths, changed_settings
 from turncredit.training.trackers import check_installed, metrics_logger
 from turncredit.types import Item
+
+_log = logging.getLogger(__name__)
 
 
 def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> None:
@@ -74,6 +78,8 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
         input_hashes = processes.on_rank_0(lambda: _inputs(paths))
         identity = _identity(config, services, input_hashes)
         resumed = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity))
+        if processes.is_main and (changed := changed_settings(paths.checkpoints / "manifest.json", config)):
+            _log.warning("%s: settings differ from those of the last start: %s", paths.checkpoints, "; ".join(changed))
         progress = Progress(started=now()) if resumed is None else Progress.load(resumed)
         if resumed is not None:
             progress = replace(progress, resumed_from=(*progress.resumed_from, progress.step))
@@ -204,8 +210,14 @@ def _base_policy(config: RunConfig, paths: RunPaths, input_hashes: Mapping[str, 
 
 
 def _identity(config: RunConfig, services: ServiceSettings, input_hashes: Mapping[str, str]) -> str:
-    """Return a hash of configuration and inputs; a checkpoint resumes only under the same one."""
-    return json_sha256([config.digest(), services.identity(), dict(input_hashes)])
+    """Return a hash of configuration and inputs; a checkpoint resumes only under the same one.
+
+    How often a run saves and validates changes no weight, so it may be changed while the run waits.
+    """
+    every = TrainingConfig.model_fields
+    usual = {name: every[name].default for name in ("checkpoint_every", "validate_every")}
+    same = config.model_copy(update={"training": config.training.model_copy(update=usual)})
+    return json_sha256([same.digest(), services.identity(), dict(input_hashes)])
 
 
 def _manifest(config: RunConfig, base_policy: Mapping[str, Any], input_hashes: Mapping[str, str],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from turncredit.config.load import RunConfig
 from turncredit.config.paths import base_folder
@@ -46,3 +49,25 @@ class RunPaths:
     def final_policy(self) -> Path:
         """The trained policy, as a Hugging Face folder."""
         return self.checkpoints / "final"
+
+
+def changed_settings(manifest: Path, config: RunConfig) -> list[str]:
+    """What differs between the configuration in a run's manifest and ``config``, as ``training.steps: 60 -> 80``.
+
+    Empty if there is no manifest that can be read.
+    """
+    try:
+        before = dict(_flat(json.loads(manifest.read_text(encoding="utf-8"))["config"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []
+    now = dict(_flat(config.model_dump(mode="json")))
+    return [f"{key}: {before.get(key)} -> {now.get(key)}" for key in {**before, **now}
+            if before.get(key) != now.get(key)]
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
