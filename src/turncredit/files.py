@@ -62,6 +62,12 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(stale, ignore_errors=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed calls of ``atomic_folder`` left beside ``folder``; the caller knows that none is at work."""
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` (UTF-8) to ``path`` atomically."""
     with atomic(path) as temporary:

@@ -205,7 +205,10 @@ def test_an_error_before_an_update_loses_no_step(root, tmp_path, error):
 def test_settings_that_change_no_weight_may_change_while_a_run_waits(root):
     train(root, config("chains", steps=2))
     shutil.rmtree(root / "results")
+    left = RunPaths.under(root, config("chains")).checkpoints / ".final.killed" / "fresh"
+    left.mkdir(parents=True)  # by a process that was killed in its last save
     paths = train(root, config("chains", steps=2, checkpoint_every=7, validate_every=1))
+    assert not left.parent.exists()
     assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == [2]
 
 

@@ -25,7 +25,7 @@ from turncredit.episodes.keep import EpisodeRecorder, kept_steps
 from turncredit.episodes.records import episodes_path, read_records, step_episodes, write_records
 from turncredit.errors import DataError
 from turncredit.evaluation import Decoding, EpisodeRunner, evaluate, evaluation_table
-from turncredit.files import atomic, json_sha256, sha256
+from turncredit.files import atomic, json_sha256, remove_unfinished, sha256
 from turncredit.policy.attempts import read_attempts
 from turncredit.policy.engines.base import Engine
 from turncredit.policy.engines.make import make_engine
@@ -71,6 +71,7 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
     with ExitStack() as stack:
         processes = Processes.join(config.launch.processes, config.device)
         processes.on_rank_0(lambda: stack.enter_context(run_lock(paths.checkpoints)))
+        processes.on_rank_0(lambda: remove_unfinished(paths.final_policy))
         stop = stack.enter_context(StopRequest().listening())
         pool, validation, test = processes.on_all_ranks(lambda: [
             plugin.read_items(paths.data, split, config.train_on if split != "test" else config.evaluate_on)
