@@ -22,7 +22,10 @@ from turncredit.reporting.scores import Results
 from turncredit.reporting.tables.builders import tabulate
 
 ROOT = Path(__file__).parents[2]
-SCALE = synthetic.scale(2)
+LONG = synthetic.scale(2)
+SCALE = LONG.model_copy(update={"experiments": {  # the synthetic runs are as long as this scale's
+    name: found.model_copy(update={"training": found.training.model_copy(update={"steps": synthetic.STEPS})})
+    for name, found in LONG.experiments.items()}})
 CONFIG = SCALE.run("search", "MT-PPO", 1)
 WHEN = "2026-01-01T00:00:00+00:00"
 
@@ -114,6 +117,9 @@ def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, 
     (theirs / "model.safetensors").write_bytes(b"weights")
     with pytest.raises(DataError, match="snakemake data"):
         imported(theirs, tmp_path)
+    with pytest.raises(DataError, match="without its tokenizer"):
+        imported(theirs, tmp_path, questions=asked(run))
+    (theirs / "tokenizer.json").write_text("{}")
     copy = imported(theirs, tmp_path, questions=asked(run))
     assert (copy / "policy/model.safetensors").read_bytes() == b"weights"
     assert not (copy / "evaluation.csv").exists()
@@ -125,6 +131,21 @@ def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, 
                                         "--seed", "1", "--root", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert played == [(copy / "policy", copy / "evaluation.csv")]
+    (theirs / "model.safetensors").write_bytes(b"others")
+    done = CliRunner().invoke(cli.app, ["evaluate", "--scale", "mini", "--experiment", "search", "--arm", "MT-PPO",
+                                        "--seed", "1", "--root", str(tmp_path)])
+    assert len(played) == 1
+    assert done.exit_code == 2
+    assert "has changed since its import" in done.output
+
+
+def test_a_run_that_was_cut_and_a_misspelt_arm_are_refused(run: Path, tmp_path: Path) -> None:
+    metrics = pd.read_csv(run / "metrics.csv", dtype=str)
+    metrics.iloc[:-1].to_csv(run / "metrics.csv", index=False)
+    with pytest.raises(DataError, match=r"ends at step \d+ of"):
+        imported(run, tmp_path)
+    with pytest.raises(ConfigError, match="no arm 'MT-PO' in experiment 'search'"):
+        SCALE.identical("search", "MT-PO")
 
 
 def without(column: str, run: Path) -> None:

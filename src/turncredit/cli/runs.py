@@ -63,7 +63,7 @@ def train(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Base =
 def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Base = 0, scale: ScaleName = "mini",
              root: Root = Path()) -> None:
     """Play all test questions with the trained policy of one run, or with the policy that was imported for it."""
-    from turncredit.reporting.imported import imported_run
+    from turncredit.reporting.imported import check_weights, imported_run
     from turncredit.tasks.plugin import ServiceSettings
     from turncredit.training import cached_evaluation
     from turncredit.training.run_folder import RunPaths
@@ -77,6 +77,8 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Bas
     if settings.evaluate_in_training and not imported.exists() and cached_evaluation.pop(
             cached_evaluation.cache_path(config, services, paths), output / "evaluation.csv"):
         return
+    if imported.exists():
+        check_weights(imported)
     from turncredit.training.run import evaluate_run
 
     evaluate_run(policy, config, services, data=paths.data, output=output / "evaluation.csv")

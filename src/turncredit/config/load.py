@@ -17,7 +17,7 @@ from turncredit.config.algorithm import Algorithm
 from turncredit.config.base import StrictModel, explain, optional, read_mapping, refuse, validate_as
 from turncredit.config.credit_bench import CreditBenchConfig
 from turncredit.config.data import PolicyConfig, QuestionsConfig, WarmStartConfig, WorldConfig
-from turncredit.config.experiment import ArmOverrides, CheckpointConfig, Experiment, as_task
+from turncredit.config.experiment import Arm, ArmOverrides, CheckpointConfig, Experiment, as_task
 from turncredit.config.names import CheckpointName, ExperimentName, RetrieverName
 from turncredit.config.paths import run_key
 from turncredit.config.reading import Reading, with_reading
@@ -213,15 +213,18 @@ class Scale(StrictModel):
             ConfigError: no such experiment or arm at this scale, a negative number, a second base policy without a
                 warm start, or overrides that do not fit.
         """
+        found = self._arm(experiment, arm)
+        if seed < 0:
+            raise ConfigError(f"seed {seed} is negative", "use 0, 1, 2, ...")
+        return self._resolve(experiment, arm, found.overrides, seed, base)
+
+    def _arm(self, experiment: str, arm: str) -> Arm:
         if experiment not in self.experiments:
             raise ConfigError(f"no experiment {experiment!r} at scale {self.name!r}",
                               nearest(experiment, self.experiments))
-        found = self.experiments[experiment]
-        if arm not in found.arms:
-            raise ConfigError(f"no arm {arm!r} in experiment {experiment!r}", nearest(arm, found.arms))
-        if seed < 0:
-            raise ConfigError(f"seed {seed} is negative", "use 0, 1, 2, ...")
-        return self._resolve(experiment, arm, found.arms[arm].overrides, seed, base)
+        if arm not in (arms := self.experiments[experiment].arms):
+            raise ConfigError(f"no arm {arm!r} in experiment {experiment!r}", nearest(arm, arms))
+        return arms[arm]
 
     def without_overrides(self, experiment: str, base: int = 0) -> RunConfig:
         """An experiment's task, rewards and training settings as its first arm has them without its overrides.
@@ -273,8 +276,12 @@ class Scale(StrictModel):
                               "use 0, its only one" if self.warm_start is None else "use 0, 1, 2, ...")
 
     def identical(self, experiment: str, arm: str) -> tuple[str, str]:
-        """Where an arm's runs are: itself, or the arm named by ``same_as`` (checked to be identical)."""
-        same_as = self.experiments[experiment].arms[arm].same_as
+        """Where an arm's runs are: itself, or the arm named by ``same_as``.
+
+        Raises:
+            ConfigError: no such experiment or arm, or ``same_as`` names one with other settings.
+        """
+        same_as = self._arm(experiment, arm).same_as
         if same_as is None:
             return experiment, arm
         other_experiment, _, other_arm = same_as.partition("/")

@@ -22,6 +22,7 @@ from turncredit.reporting.scores import DECODING
 FOLDER = "imported"
 MANIFEST = "manifest.json"
 _DECLARED = "as declared, not checked"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them is in every checkpoint's folder
 
 
 def imported_run(root: Path, config: RunConfig) -> Path:
@@ -78,6 +79,18 @@ def import_run(source: Path, config: RunConfig, scale: Scale, label: str, root: 
     return run
 
 
+def check_weights(run: Path) -> None:
+    """Compare the weights of an imported checkpoint, which are links, with those that were imported.
+
+    Raises:
+        DataError: a file is gone or has changed.
+    """
+    for name, digest in _read(run / MANIFEST)["origin"]["files"].items():
+        path = run / "policy" / name
+        if sha256(path, "remove that folder, and import the run again") != digest:
+            raise DataError(f"{path}: has changed since its import", f"remove {run}, and import the run again")
+
+
 def _files(source: Path, config: RunConfig, scale: Scale,
            questions: Sequence[tuple[str, str]] | None) -> tuple[dict[str, Path], dict[str, Any]]:
     """The files to copy, and their part of the manifest."""
@@ -85,6 +98,9 @@ def _files(source: Path, config: RunConfig, scale: Scale,
     steps: int | None = None
     if "metrics.csv" in files:
         steps = int(read_metrics(files["metrics.csv"], config.task.name)["step"].iloc[-1])
+        if steps != config.training.steps:
+            raise DataError(f"{files['metrics.csv']}: ends at step {steps} of {config.training.steps}",
+                            "import the finished run, or name the scale it was trained at")
     schema = evaluation_schema([config.task.name])
     evaluation = typed(read_cells(files["evaluation.csv"]), schema, files["evaluation.csv"])
     greedy = evaluation[evaluation["decoding"] == DECODING]
@@ -114,6 +130,9 @@ def _checkpoint(source: Path, questions: Sequence[tuple[str, str]] | None) -> di
     if questions is None:
         raise DataError(f"{source}: a checkpoint needs the data of its scale for its evaluation, and they are missing",
                         "make them first: snakemake data")
+    if not any((source / name).exists() for name in _TOKENIZERS):
+        raise DataError(f"{source}: a checkpoint without its tokenizer (none of {', '.join(_TOKENIZERS)})",
+                        "copy the tokenizer's files of the policy that it was trained from into that folder")
     files = {path.name: sha256(path) for path in sorted(source.glob("*.safetensors"))}
     origin = {"files": files, "metrics": False, "questions": "the same", "settings": _DECLARED}
     return {"origin": origin, "steps": None, "evaluation_ids_sha256": question_ids_sha256(questions)}
