@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from turncredit.data.corpus import Passage
 from turncredit.errors import RetrieverError
-from turncredit.retrieval.client import RetrieverClient
+from turncredit.retrieval.client import LostServerError, RetrieverClient
 from turncredit.retrieval.server import make_app
 
 
@@ -144,3 +145,17 @@ def test_a_server_that_never_answers_is_given_up():
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(RetrieverError, match="Timeout"):
             RetrieverClient(url, timeout_s=0.2, retries=1, index_sha256="abc")
+
+
+def test_a_server_that_drips_its_answer_is_given_up_in_bounded_time():
+    def drip():
+        for _ in range(1000):
+            time.sleep(0.05)
+            yield b" "
+
+    with RetrieverClient("http://retriever", timeout_s=0.3, retries=0, index_sha256=None, transport=httpx.MockTransport(
+            lambda request: httpx.Response(200, content=drip()))) as client:
+        began = time.monotonic()
+        with pytest.raises(LostServerError, match="not complete after"):
+            client.search(["a"], 1)
+        assert time.monotonic() - began < 10

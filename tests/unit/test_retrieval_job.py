@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -19,9 +20,12 @@ from turncredit.data.corpus import PassageTable, build_table
 from turncredit.distributed.slurm import Site
 from turncredit.errors import RetrieverError
 from turncredit.retrieval import lifecycle
+from turncredit.retrieval.client import LostServerError
 from turncredit.retrieval.dense import build_dense
 from turncredit.retrieval.encoder import Encoder, embed_shard
-from turncredit.retrieval.lifecycle import Address, ServerDir, is_queued_or_running, retriever, sbatch_options
+from turncredit.retrieval.lifecycle import Address, ServerDir, SharedRetriever, retriever
+from turncredit.retrieval.server import check_reachable
+from turncredit.retrieval.slurm_job import is_queued_or_running, sbatch_options, submit
 from turncredit.retrieval.vectors import read_shards
 
 # Runs what it wraps as a process of its own, whose number is the job's.
@@ -150,6 +154,67 @@ def test_a_slurm_that_does_not_answer_says_nothing_about_a_job(slurm):
     for state, alive in (("PENDING", True), ("RUNNING", True), ("COMPLETING", False), ("", False)):
         (folder / "squeue").write_text(f"#!/bin/sh\necho {state}\n")
         assert is_queued_or_running("1") == alive
+
+
+@pytest.mark.parametrize(("answer", "job"), [
+    ("77", "77"), ("77;cluster-a", "77;cluster-a"), ("Welcome to the site\n77", "77"), ("77\n\n", "77"),
+    ("note: 3 nodes are down\n77;west", "77;west")])
+def test_the_id_of_a_job_is_found_in_what_a_site_prints(slurm, tmp_path, answer, job):
+    folder = slurm()
+    (folder / "sbatch").write_text(f"#!/bin/sh\ncat <<'E'\n{answer}\nE\n")
+    assert submit(["true"], tmp_path / "log", ServerConfig(), Site()) == job
+    (folder / "squeue").write_text("#!/bin/sh\necho \"$@\" > " + str(folder / "told")
+                                   + "\necho 'CLUSTER: west'\necho RUNNING\n")
+    assert is_queued_or_running(job)
+    assert ("--clusters" in (folder / "told").read_text()) == (";" in job)
+    assert "--jobs 77 " in (folder / "told").read_text()
+
+
+def test_a_refusal_without_an_exit_code_is_an_error(slurm, tmp_path):
+    (slurm() / "sbatch").write_text("#!/bin/sh\necho 'error: account missing'\n")
+    with pytest.raises(RetrieverError, match="account missing"):
+        submit(["true"], tmp_path / "log", ServerConfig(), Site())
+
+
+def test_a_host_name_that_others_cannot_reach_is_refused(monkeypatch):
+    for addresses, wrong in ((["127.0.1.1"], True), (["::1", "127.0.0.1"], True), (["127.0.1.1", "10.0.0.7"], False)):
+        monkeypatch.setattr("socket.getaddrinfo", lambda name, port, found=addresses: [
+            (0, 0, 0, "", (address, 0)) for address in found])
+        if wrong:
+            with pytest.raises(RetrieverError, match="other machines cannot reach it"):
+                check_reachable("node7")
+        else:
+            check_reachable("node7")
+
+
+class Server:
+    """A client of one server, which answers until it is stopped."""
+
+    def __init__(self, url):
+        self.url, self.stopped = url, False
+
+    def search(self, queries, top_k):
+        if self.stopped:
+            raise LostServerError(f"{self.url}: no answer")
+        return [[self.url] for _ in queries]
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_lost_server_is_replaced_once_for_all_who_search():
+    servers = [Server("a"), Server("b"), Server("c")]
+    waiting = iter(servers)
+    shared = SharedRetriever(lambda: next(waiting))
+    assert shared.search(["q"], 1) == [["a"]]
+    servers[0].stopped = True
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda _: shared.search(["q"], 1), range(8))) == [[["b"]]] * 8
+    assert shared.url == "b"
+    assert servers[0].closed
+    servers[1].stopped = servers[2].stopped = True
+    with pytest.raises(LostServerError, match="c: no answer"):
+        shared.search(["q"], 1)
 
 
 def test_a_lease_lasts_while_it_is_touched_whatever_the_clocks_say(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
+from turncredit.config.retriever import ServerConfig
 from turncredit.data.corpus import Passage
 from turncredit.errors import RetrieverError
 from turncredit.retrieval.client import MAX_CHARACTERS, clean_query
@@ -54,6 +55,22 @@ def test_unusual_asks_have_an_answer_for_each_query(server, scores):
 
 def test_without_topk_there_are_three(server):
     assert len(ask(server, queries=["a"], topk=None)[0]) == len(ask(server, queries=["a"])[0]) == 3
+
+
+def test_a_request_has_limits_and_a_large_one_is_searched_in_parts():
+    sizes = []
+
+    def search(queries, k):
+        sizes.append(len(queries))
+        return echo(queries, k)
+
+    server = TestClient(make_app(search, "abc", 9, config=ServerConfig(max_batch=4, max_request=10)))
+    queries = [f"q{n}" for n in range(10)]
+    assert [hits[0]["id"] for hits in ask(server, queries=queries, topk=1)] == [f"{query}/0" for query in queries]
+    assert sizes == [4, 4, 2]
+    assert server.post("/retrieve", json={"queries": [*queries, "x"]}).status_code == 413
+    assert server.post("/retrieve", json={"queries": ["a"], "topk": 101}).status_code == 422
+    assert server.post("/retrieve", content=b" " * (32 * 2**20 + 1)).status_code == 413
 
 
 @pytest.mark.parametrize("body", [{}, {"queries": "a"}, {"queries": [1]}, {"queries": ["a"], "topk": -1}])

@@ -43,6 +43,7 @@ class ServerConfig(StrictModel):
     window_ms: float = Field(2.0, ge=0)  # how long a request waits for others to be batched with it
     max_batch: int = Field(1024, ge=1)  # queries searched at once
     queue: int = Field(8192, ge=1)  # queries that may wait; further requests get 503 and a retry time
+    max_request: int = Field(4096, ge=1)  # queries of one request; more get 413
     threads: int = Field(2, ge=1)  # of the search
     heap: str = Field("512m", pattern=r"^[1-9]\d*[kmg]$")  # of Java, for indexing and for the server
     start_s: float = Field(180.0, gt=0)  # how long clients wait for it; location job: including its time in the queue

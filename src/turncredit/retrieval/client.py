@@ -5,8 +5,10 @@ A server that is dead, slow or wrong raises ``RetrieverError``; it never looks l
 
 from __future__ import annotations
 
+import json
 import re
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,7 +25,12 @@ MAX_CHARACTERS = 1000  # of a query, hence fewer than the 1,024 terms that Lucen
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _BACKOFF = wait_exponential(multiplier=0.1, max=5)
 _LONGEST_S = 30.0  # limit of a server's Retry-After
+_QUERIES = 1024  # of one request
 _CACHED = 200_000  # answers kept; the oldest is dropped first
+
+
+class LostServerError(RetrieverError):
+    """A server that does not answer, or answers too slowly, after all attempts; another one may."""
 
 
 class Retriever(Protocol):
@@ -52,7 +59,7 @@ class RetrieverClient:
 
     Args:
         url: base URL of the server, without the path: "http://127.0.0.1:8000".
-        timeout_s: seconds that one attempt may take.
+        timeout_s: seconds that the server may be silent, and that one attempt may take in all.
         retries: further attempts after a failed one, with growing pauses of at most 5 s, or as long as the server
             asks for (``Retry-After``, at most 30 s).
         index_sha256: identity that the server's index must have; None for a foreign server without /health.
@@ -69,6 +76,7 @@ class RetrieverClient:
         self.counts = Counts()
         self._index = index_sha256
         self._max_query_tokens = max_query_tokens
+        self._timeout_s = timeout_s
         self._cache: dict[tuple[str | None, int, str], tuple[Document, ...]] = {}
         self._lock = threading.Lock()  # of counts and cache: episodes search in several threads
         self._retrying = Retrying(stop=stop_after_attempt(retries + 1), retry=retry_if_exception(_transient),
@@ -115,6 +123,9 @@ class RetrieverClient:
         self.close()
 
     def _retrieve(self, queries: list[str], top_k: int) -> list[tuple[Document, ...]]:
+        if len(queries) > _QUERIES:
+            return [hits for start in range(0, len(queries), _QUERIES)
+                    for hits in self._retrieve(queries[start:start + _QUERIES], top_k)]
         if not queries:
             return []
         answer = self._ask("POST", "/retrieve", {"queries": queries, "topk": top_k, "return_scores": True})
@@ -133,17 +144,31 @@ class RetrieverClient:
         try:
             answer = self._retrying(self._attempt, method, path, body)
         except httpx.HTTPStatusError as error:
-            raise RetrieverError(f"{self.url}{path}: HTTP {error.response.status_code}: {error.response.text[:300]}",
-                                 "see the server's log, next to the index") from error
+            kind = LostServerError if _transient(error) else RetrieverError
+            raise kind(f"{self.url}{path}: HTTP {error.response.status_code}: {error.response.text[:300]}",
+                       "see the server's log, next to the index") from error
+        except httpx.TransportError as error:
+            raise LostServerError(f"{self.url}{path}: no answer: {type(error).__name__}: {error}",
+                                  "run the same command again: it starts a server") from error
         except (httpx.HTTPError, ValueError) as error:
             raise RetrieverError(f"{self.url}{path}: no answer: {type(error).__name__}: {error}",
-                                 "run the same command again: it starts a server") from error
+                                 "check that the address is that of a /retrieve server") from error
         if not isinstance(answer, dict):
             raise RetrieverError(f"{self.url}{path}: not a JSON object", "check the address")
         return answer
 
     def _attempt(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
-        return self._http.request(method, path, json=body).raise_for_status().json()
+        deadline = time.monotonic() + self._timeout_s  # a server that drips bytes is never silent
+        with self._http.stream(method, path, json=body) as answer:
+            if answer.is_error:
+                answer.read()
+                answer.raise_for_status()
+            parts = []
+            for part in answer.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"not complete after {self._timeout_s:g} s", request=answer.request)
+        return json.loads(b"".join(parts))
 
 
 def clean_query(text: str, max_words: int) -> tuple[str, bool]:

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
-import shlex
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -36,15 +35,15 @@ from turncredit.config.retriever import RetrieverConfig, ServerConfig
 from turncredit.distributed.slurm import Site
 from turncredit.errors import DataError, RetrieverError
 from turncredit.files import write_text
-from turncredit.retrieval.client import RetrieverClient
+from turncredit.retrieval.client import LostServerError, RetrieverClient
 from turncredit.retrieval.manifest import check_index
+from turncredit.retrieval.slurm_job import is_queued_or_running, submit
+from turncredit.types import Document
 
+_log = logging.getLogger(__name__)
 _POLL_S = {"local": 0.05, "job": 5.0}
 _CHECK_S = 1.0  # how often a server looks at its leases
 _HEARTBEATS = 9  # of a user within ``lease_s``
-_COMMAND_TIMEOUT_S = 60.0  # of a SLURM command
-_ENDED_STATES = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL",
-                           "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 
 
 class Address(StrictModel):
@@ -201,6 +200,45 @@ def _touch(path: Path, every_s: float, ended: threading.Event) -> None:
             return  # the index was removed
 
 
+class SharedRetriever:
+    """A ``Retriever`` over the index's server; if it is lost, another one is looked for or started, once a search.
+
+    Args:
+        connect: opens a client of the present server, and starts one if none is alive.
+    """
+
+    def __init__(self, connect: Callable[[], RetrieverClient]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()  # episodes search in several threads, and one of them reconnects
+        self._client = connect()
+
+    @property
+    def url(self) -> str:
+        """The present server's."""
+        return self._client.url
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Document]]:
+        """See ``Retriever``.
+
+        Raises:
+            RetrieverError: the search failed, also at the server that was found after the first one was lost.
+        """
+        client = self._client
+        try:
+            return client.search(queries, top_k)
+        except LostServerError as error:
+            _log.warning("%s; looking for another server", error.message)
+            with self._lock:
+                if self._client is client:
+                    self._client = self._connect()
+                    client.close()
+            return self._client.search(queries, top_k)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+
 def server_dir(index_dir: Path, config: RetrieverConfig) -> ServerDir:
     """The files by which users of an index find their server."""
     return ServerDir(index_dir, config.server.lease_s if config.location == "job" else None)
@@ -208,8 +246,8 @@ def server_dir(index_dir: Path, config: RetrieverConfig) -> ServerDir:
 
 @contextmanager
 def retriever(index_dir: Path, config: RetrieverConfig, *, linger_s: float | None = None,
-              poll_s: float | None = None) -> Iterator[RetrieverClient]:
-    """Open a client of the index's server; start the server if none is alive.
+              poll_s: float | None = None) -> Iterator[SharedRetriever]:
+    """Open a client of the index's server; start the server if none is alive, also when it is lost later.
 
     With ``location: local`` each machine has its own server; with ``job`` users on all machines share one that is a
     SLURM job. The server ends ``linger_s`` seconds after its last user, however that user ended.
@@ -232,10 +270,12 @@ def retriever(index_dir: Path, config: RetrieverConfig, *, linger_s: float | Non
     files = server_dir(index_dir, config)
     find = {"local": _local_server, "job": _job_server}[config.location]
     with ExitStack() as stack:
-        address = find(files, index_sha256, command, config.server, poll, stack)
-        yield stack.enter_context(RetrieverClient(
-            address.url, timeout_s=config.timeout_s, retries=config.retries,
-            index_sha256=index_sha256, max_query_tokens=config.max_query_tokens))
+        def connect() -> RetrieverClient:
+            address = find(files, index_sha256, command, config.server, poll, stack)
+            return RetrieverClient(address.url, timeout_s=config.timeout_s, retries=config.retries,
+                                   index_sha256=index_sha256, max_query_tokens=config.max_query_tokens)
+
+        yield stack.enter_context(closing(SharedRetriever(connect)))
 
 
 @asynccontextmanager
@@ -290,7 +330,7 @@ def _job_server(files: ServerDir, index_sha256: str, command: list[str], server:
         job = files.job
         if job is None or not is_queued_or_running(job):
             files.log.unlink(missing_ok=True)
-            job = _submit(command, files.log, server, Site.read())
+            job = submit(command, files.log, server, Site.read())
             files.record_job(job)
 
     def end() -> str | None:
@@ -344,57 +384,3 @@ def _failed(files: ServerDir, how: str) -> RetrieverError:
     tail = "\n".join(log.splitlines()[-15:])
     return RetrieverError(f"the retrieval server {how}; the end of {files.log}:\n{tail}",
                           "fix the cause named in the log, then run the same command again")
-
-
-def is_queued_or_running(job: str) -> bool:
-    """Whether a SLURM job may still bring up a server; True if SLURM does not answer.
-
-    Raises:
-        RetrieverError: there is no squeue here.
-    """
-    done = _slurm("squeue", "--noheader", "--jobs", job, "--format", "%T")
-    if done.returncode != 0:
-        return "invalid job id" not in done.stderr.lower()
-    return any(state and state not in _ENDED_STATES for state in done.stdout.split())
-
-
-def sbatch_options(server: ServerConfig, site: Site) -> list[str]:
-    """Options of sbatch for a server's job.
-
-    >>> sbatch_options(ServerConfig(threads=8, mem_mb=64000, gpus=1), Site(gpu_partition="gpu", gpu_model="h100"))[3:]
-    ['--mem=64000', '--time=1440', '--partition=gpu', '--gres=gpu:h100:1']
-    """
-    options = ["--job-name=turncredit-retriever", "--nodes=1", f"--cpus-per-task={server.threads}",
-               f"--mem={server.mem_mb}", f"--time={min(server.runtime, site.max_runtime)}"]
-    partition = site.gpu_partition or site.partition if server.gpus else site.partition
-    named = {"account": site.account, "qos": site.qos, "partition": partition, "constraint": site.constraint}
-    options += [f"--{name}={value}" for name, value in named.items() if value is not None]
-    if server.gpus:
-        model = f"{site.gpu_model}:" if site.gpu_model else ""
-        options.append(f"--gres=gpu:{model}{server.gpus}" if site.gpus_by == "gres" else f"--gpus={model}{server.gpus}")
-    return [*options, *shlex.split(site.extra)]
-
-
-def _submit(command: Sequence[str], log: Path, server: ServerConfig, site: Site) -> str:
-    """Submit a job that runs ``command`` and writes to ``log``; returns its id.
-
-    Raises:
-        RetrieverError: there is no sbatch here, or it rejects the job.
-    """
-    options = [*sbatch_options(server, site), f"--output={log}"]
-    done = _slurm("sbatch", "--parsable", *options, "--wrap", shlex.join(command))
-    if done.returncode != 0:
-        raise RetrieverError(f"sbatch rejects the retrieval server's job: {done.stderr.strip()}",
-                             "correct retriever.server or profiles/slurm/site.yaml; where jobs may not submit jobs, "
-                             "submit one that runs: turncredit serve --linger-s 3600")
-    return done.stdout.strip().partition(";")[0]
-
-
-def _slurm(*command: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMMAND_TIMEOUT_S)
-    except FileNotFoundError as error:
-        raise RetrieverError(f"there is no {command[0]} here", "retriever.location: job needs a SLURM cluster; write "
-                             "local, or run where its commands are") from error
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer from {command[0]} in {_COMMAND_TIMEOUT_S:g} s")

@@ -16,11 +16,13 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from turncredit.config.retriever import RetrieverConfig, ServerConfig
@@ -37,13 +39,14 @@ _CONFIG = ServerConfig()
 _DEFAULT_TOPK = 3
 _MAX_WORDS = 256  # of a query of any client
 _RETRY_S = 1  # Retry-After of a refused request
+_MAX_BODY = 32 * 2**20  # bytes of a request
 
 
 class RetrieveRequest(BaseModel):
     """Body of ``POST /retrieve``, as in Search-R1."""
 
     queries: list[str]
-    topk: int | None = Field(None, ge=0, le=1000)
+    topk: int | None = Field(None, ge=0, le=100)
     return_scores: bool = False
 
 
@@ -92,13 +95,18 @@ class Batcher:
         self._waiting: deque[_Request] = deque()
         self._draining: asyncio.Task[None] | None = None
 
-    async def search(self, queries: list[str], k: int) -> list[Hits]:
+    async def search(self, queries: list[str], k: int, *, admitted: bool = False) -> list[Hits]:
         """The hits of each query, in order.
+
+        Args:
+            queries: to search.
+            k: hits of each.
+            admitted: a further part of a request; it waits however many others wait.
 
         Raises:
             QueueFull: more queries would wait than ``config.queue``. An empty queue takes a request of any size.
         """
-        if self._counts.waiting and self._counts.waiting + len(queries) > self._config.queue:
+        if self._counts.waiting and self._counts.waiting + len(queries) > self._config.queue and not admitted:
             self._counts.refused += 1
             raise QueueFull
         began = time.perf_counter()
@@ -165,8 +173,10 @@ def make_app(search: Search, index_sha256: str, documents: int,
     """The server's routes over any ``search(queries, k)``, which is called from one thread only.
 
     ``POST /retrieve`` answers ``{"result": [hits of query 1, ...]}``. A hit is ``{"document": {"id", "contents"},
-    "score"}``, or without ``return_scores`` the document alone. If too many queries wait, it answers 503 with
-    ``Retry-After`` in seconds. ``GET /health`` answers the index's identity and size, the process id and ``Counts``.
+    "score"}``, or without ``return_scores`` the document alone. A large request is searched in parts of ``max_batch``
+    queries, between which others have their turn; the rest is dropped when its client has gone. If too many queries
+    wait, the answer is 503 with ``Retry-After`` in seconds. ``GET /health`` answers the index's identity and size, the
+    process id and ``Counts``.
     """
     app = FastAPI(lifespan=lifespan)
     counts = Counts()
@@ -176,12 +186,26 @@ def make_app(search: Search, index_sha256: str, documents: int,
     async def health() -> dict[str, Any]:
         return {"index_sha256": index_sha256, "documents": documents, "pid": os.getpid(), **asdict(counts)}
 
+    @app.middleware("http")
+    async def limit_body(request: Request, call_next: Callable[[Request], Any]) -> Any:
+        length = request.headers.get("content-length", "0" if request.method == "GET" else "")
+        if length.isdecimal() and int(length) <= _MAX_BODY:
+            return await call_next(request)
+        return JSONResponse({"detail": f"a body needs a Content-Length of at most {_MAX_BODY}"}, 413)
+
     @app.post("/retrieve")
-    async def retrieve(request: RetrieveRequest) -> dict[str, Any]:
+    async def retrieve(request: RetrieveRequest, connection: Request) -> dict[str, Any]:
+        if len(request.queries) > config.max_request:
+            raise HTTPException(413, f"{len(request.queries)} queries; at most {config.max_request} in a request")
         cleaned = [clean_query(query, _MAX_WORDS) for query in request.queries]
         topk = _DEFAULT_TOPK if request.topk is None else request.topk
+        results: list[Hits] = []
         try:
-            results = await batcher.search([query for query, _ in cleaned], topk)
+            for start in range(0, len(cleaned), config.max_batch):
+                if start and await connection.is_disconnected():
+                    raise HTTPException(400, "the client has gone")
+                part = [query for query, _ in cleaned[start:start + config.max_batch]]
+                results += await batcher.search(part, topk, admitted=start > 0)
         except QueueFull:
             raise HTTPException(503, f"{counts.waiting} queries wait", {"Retry-After": str(_RETRY_S)}) from None
         counts.queries += len(cleaned)
@@ -216,6 +240,22 @@ def bind(host: str, port: int) -> socket.socket:
     return listening
 
 
+def check_reachable(name: str) -> None:
+    """Check that other machines can reach this one by its name.
+
+    Raises:
+        RetrieverError: the name has no address, or only one of this machine's own, as Debian's /etc/hosts gives it.
+    """
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except OSError as error:
+        raise RetrieverError(f"the host name {name!r} has no address: {error}",
+                             "set retriever.server.host to a name or address that other machines can reach") from error
+    if all(ip_address(address.partition("%")[0]).is_loopback for address in found):
+        raise RetrieverError(f"the host name {name!r} is {', '.join(sorted(found))}: other machines cannot reach it",
+                             "set retriever.server.host to a name or address that they reach, or correct /etc/hosts")
+
+
 def serve(index_dir: Path, config: RetrieverConfig, *, host: str | None = None, port: int = 0,
           linger_s: float | None = None) -> None:
     """Serve an index until interrupted, or until it has had no user for ``linger_s`` seconds.
@@ -235,6 +275,8 @@ def serve(index_dir: Path, config: RetrieverConfig, *, host: str | None = None, 
     """
     hosts = {"loopback": "127.0.0.1", "hostname": socket.gethostname()}
     name = host or hosts.get(config.server.host, config.server.host)
+    if config.location == "job" and host is None and config.server.host == "hostname":
+        check_reachable(name)
     listening = bind(name, port)
     manifest, index_sha256 = check_index(index_dir, config)
     search = _open(index_dir, config)
