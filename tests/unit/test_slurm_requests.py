@@ -90,6 +90,12 @@ def test_later_attempts_get_more_time_but_never_more_than_the_partition_gives(
             assert 0 < asked(site, rule, scale, attempt)["runtime"] * jobs <= 600
 
 
+def test_later_attempts_get_more_memory_up_to_what_a_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = profile("max_mem_mb: 14000", tmp_path, monkeypatch)
+    assert [asked(site, "train", "mini", n)["mem_mb"] for n in (1, 2, 3)] == [8000, 12000, 14000]
+    assert asked(profile("{}", tmp_path, monkeypatch), "train", "mini", 3)["mem_mb"] == 8000
+
+
 def test_a_site_may_need_more_or_share_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = "needs: {train: {mem_mb: {paper: 900000}}, evaluate: {jobs_per_submission: 1}}"
     site = profile(written, tmp_path, monkeypatch)

@@ -93,6 +93,7 @@ class Site(StrictModel):
     constraint: Word | None = None
     extra: str = ""
     max_runtime: int = Field(1440, ge=1)
+    max_mem_mb: int | None = Field(None, ge=1)
     warning_s: int = Field(300, ge=1, le=65535)
     jobs: int = Field(100, ge=1)
     status_command: Literal["squeue", "sacct"] = "squeue"
@@ -137,7 +138,9 @@ class Site(StrictModel):
     def _resources(self, needs: JobNeeds) -> Resources:
         resources: Resources = {}
         if needs.mem_mb:
-            resources["mem_mb"] = needs.mem_mb.resource
+            asked, most = needs.mem_mb.resource, self.max_mem_mb
+            # the first attempt may have died for lack of memory; without a limit, more could fit on no node
+            resources["mem_mb"] = asked if most is None else f"min({asked} * (attempt + 1) // 2, {most})"
         if needs.runtime:
             longest = max(1, self.max_runtime // needs.jobs_per_submission)
             resources["runtime"] = f"min({needs.runtime.resource} * attempt, {longest})"
