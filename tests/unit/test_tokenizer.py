@@ -1,12 +1,15 @@
 """Text enters a transcript once: nothing in it can become a chat marker, tags survive."""
 
+import copy
+
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from tests.policies import codec, foreign_codec, tokenizer
 from turncredit.config.data import PolicyConfig
 from turncredit.errors import CheckpointError, DataError
 from turncredit.policy.model import make_tiny_policy, save_policy
-from turncredit.policy.tokenizer import MARKERS, Codec, train_tokenizer
+from turncredit.policy.tokenizer import MARKERS, TEMPLATE, Codec, train_tokenizer
 from turncredit.tasks.registry import all_tags
 
 USER = [{"role": "user", "content": "What is the capital of Kenya?"}]
@@ -60,6 +63,30 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
     rewriting.chat_template = "{{ messages[-1]['content'] }}<|assistant|>"
     with pytest.raises(DataError, match="rewrites earlier turns"):
         Codec(rewriting).encode_observation("x", "user")
+
+
+def with_template(template: str) -> PreTrainedTokenizerFast:
+    made = copy.deepcopy(tokenizer())
+    made.chat_template = template
+    return made
+
+
+def test_a_template_that_opens_a_tag_in_the_models_place_is_refused():
+    with pytest.raises(DataError, match="writes <think> at the start of the model's turn"):
+        Codec(with_template(TEMPLATE.replace("<|assistant|>", "<|assistant|><think>")))
+
+
+def test_a_template_that_ends_turns_with_another_token_than_the_text_adds_it_to_the_ends():
+    made = with_template(TEMPLATE.replace("<|end|>", "<|system|>"))  # as in Qwen2.5's base model
+    ends = {made.convert_tokens_to_ids(token) for token in ("<|system|>", "<|end|>")}
+    assert Codec(made).end_ids == ends
+
+
+def test_a_template_that_refuses_a_role_is_told_with_the_roles():
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    codec = Codec(with_template(refusal + TEMPLATE))
+    with pytest.raises(DataError, match=r"refuses a conversation of system, user: no system"):
+        codec.encode_prompt([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
 
 
 @pytest.mark.parametrize("make", [codec, foreign_codec])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
@@ -117,7 +118,12 @@ class Codec:
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
-        end_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence id.
+        end_ids: ids that end a turn, in addition to the tokenizer's end-of-sequence id and the chat template's end of a
+            turn (a base model's template may end a turn with another token than its text).
+
+    Raises:
+        DataError: no end id; no chat template, or one in which turns cannot be credited: it opens a tag in the model's
+            place, so that a right turn would look malformed.
 
     Attributes:
         pad_id: id of padding; it may equal an end id, because padding is always masked.
@@ -125,13 +131,18 @@ class Codec:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, end_ids: Iterable[int] = ()) -> None:
-        own = tokenizer.eos_token_id
-        self.end_ids = frozenset(end_ids) | (frozenset() if own is None else {own})
-        if not self.end_ids:
-            raise DataError("the tokenizer has no end-of-sequence token", "use a policy whose tokenizer has one")
         if not tokenizer.chat_template:
             raise DataError("the tokenizer has no chat template", "use an instruction-tuned policy")
         self.tokenizer = tokenizer
+        own = tokenizer.eos_token_id
+        self.end_ids = frozenset(end_ids) | (frozenset() if own is None else {own}) | self._template_end()
+        if not self.end_ids:
+            raise DataError("the tokenizer has no end-of-sequence token", "use a policy whose tokenizer has one")
+        opened = self._render([{"role": "user", "content": "?"}]).rpartition("?")[2]
+        if tags := [tag for tag in all_tags() if tag in opened]:
+            raise DataError(f"the chat template writes {tags[0]} at the start of the model's turn, so the turn itself "
+                            "lacks it and every right turn would count as malformed",
+                            "use a policy or a template that leaves the turn to the model (without a thinking mode)")
         self.pad_id = min(self.end_ids) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         markers = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special} - set(all_tags()) - {""}
         self._marker = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
@@ -201,8 +212,24 @@ class Codec:
             partial_V[token] = text.startswith(ends)
         return TagTokens(complete_V, partial_V & ~complete_V)
 
-    def _render(self, messages: Sequence[dict[str, str]]) -> str:
-        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    def _render(self, messages: Sequence[dict[str, str]], *, to_be_continued: bool = True) -> str:
+        try:
+            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False,
+                                                          add_generation_prompt=to_be_continued))
+        except TemplateError as error:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
+            raise DataError(f"the chat template refuses a conversation of {roles}: {_first_line(error)}",
+                            "use a policy whose template takes these roles (`tool_search` has a system message)"
+                            ) from error
+
+    def _template_end(self) -> frozenset[int]:
+        """The special token with which the template ends an assistant's turn, if it has one."""
+        said = "assistant-content"
+        rendered = self._render([{"role": "user", "content": "?"}, {"role": "assistant", "content": said}],
+                                to_be_continued=False)
+        ids = self.tokenizer(rendered.rpartition(said)[2], add_special_tokens=False, verbose=False)["input_ids"]
+        special = {token for token, added in self.tokenizer.added_tokens_decoder.items() if added.special}
+        return frozenset(ids[:1]) & special
 
     def _reply_scaffold(self, role: str) -> tuple[str, str]:
         """Return the template's text before and after a message that follows the assistant's turn."""
