@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import CohereConfig, CohereForCausalLM
 
 from tests.policies import model, tokenizer
 from tests.tolerance import assert_close, error_ratio, longest_sum, sensitivity
@@ -145,6 +146,14 @@ def test_a_model_that_caps_its_logits_is_refused():
     policy.config.final_logit_softcapping = 30.0
     with pytest.raises(ConfigError, match="caps"):
         head_logits(policy, torch.zeros(1, 32))
+
+
+def test_a_model_that_scales_its_logits_is_refused_when_loaded(tmp_path):
+    config = CohereConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+                          num_attention_heads=2, logit_scale=0.25, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    CohereForCausalLM(config).save_pretrained(tmp_path / "scaled")
+    with pytest.raises(CheckpointError, match="CohereForCausalLM changes the output of its head"):
+        load_policy(tmp_path / "scaled")
 
 
 def test_weights_come_from_the_seed_and_leave_the_global_generator_alone():

@@ -73,7 +73,27 @@ def load_policy(path_or_id: str | Path, device: str = "cpu") -> PreTrainedModel:
     if absent:
         raise CheckpointError(f"{path_or_id}: weights are missing or have another shape: {', '.join(absent[:3])}",
                               f"make it again: snakemake --cores 2 --force {folder}" if local else "use another policy")
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    _check_own_logits(model, str(path_or_id))
+    return model
+
+
+def _check_own_logits(model: PreTrainedModel, name: str) -> None:
+    """Compare the logits that training computes with the model's own, which may be scaled.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    ids_B_T = torch.arange(4, device=model.device)[None]
+    with torch.no_grad():
+        own_T_V = model(input_ids=ids_B_T, use_cache=False).logits[0].float()
+        ours_T_V = head_logits(model, hidden_states(model.base_model, ids_B_T, torch.ones_like(ids_B_T))[0]).float()
+    difference = (own_T_V - ours_T_V).abs().max()
+    if not difference <= 1e-3 * own_T_V.abs().max().clamp(min=1.0):
+        raise CheckpointError(
+            f"{name}: {type(model).__name__} changes the output of its head (by up to {difference:.2g}): "
+            "log-probabilities in training would differ from those of sampling",
+            "use a model whose logits are those of its head, such as Qwen2.5")
 
 
 def save_policy(model: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None,
