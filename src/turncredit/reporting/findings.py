@@ -34,7 +34,8 @@ from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import number
 
-SEARCH, READINGS = "search", "readings"
+SEARCH, READINGS, ABLATION = "search", "readings", "ablation"
+FEW_SEARCHES = 0.1
 DEFINITIONS = ("*Separated*: p ≤ 0.05 after Holm's method over all pairs of arms of an outcome. *Changes*: the 95% "
               "interval excludes 0, not corrected for the number of outcomes. *Within the margin*: the interval lies "
               "within it. *Undecided*: none of these.")
@@ -56,7 +57,8 @@ def headline(results: Results, reported: Reported) -> list[str]:
         leader(found[AREA], AREA), pairs_decided({outcome: compare.pairs(arms) for outcome, arms in found.items()}),
         beside_the_paper(results, reported),
         *(in_brief(f"main effects in `{name}`", estimates) for name, estimates in effects.items()),
-        in_brief("changes of one setting of MT-PPO", ablation_estimates(results, PRIMARY)), collapses(results)])]
+        in_brief("changes of one setting of MT-PPO", ablation_estimates(results, PRIMARY)), collapses(results),
+        *without_searches(results, [SEARCH])])]
 
 
 def findings(results: Results, reported: Reported) -> dict[str, list[str]]:
@@ -81,7 +83,7 @@ def findings(results: Results, reported: Reported) -> dict[str, list[str]]:
             same_order({outcome: by_reading(results, outcome) for outcome in (AREA, MATCH, FORMAT)})],
         "Search cost and turn limit": ablation_sentences(results, (*PRIMARY, EARLY_SEARCHES)),
         "Two turns": [ranking(samples, outcome) for outcome, samples in two.items()],
-        "Collapse": [collapses(results)]}
+        "Collapse": [collapses(results), *without_searches(results, (SEARCH, ABLATION, *FACTORIAL))]}
     return {title: kept for title, found in sections.items() if (kept := [*filter(None, found)])}
 
 
@@ -205,11 +207,11 @@ def ablation_sentences(results: Results, outcomes: Iterable[Outcome]) -> list[st
 
 def ablation_estimates(results: Results, outcomes: Iterable[Outcome]) -> dict[str, dict[Outcome, Estimate]]:
     """Differences of each arm of the ablation from the first arm."""
-    words = changes_of(results.scale, "ablation")
+    words = changes_of(results.scale, ABLATION)
     reference = next(iter(words), "")
     estimates: dict[str, dict[Outcome, Estimate]] = {}
     for outcome in outcomes:
-        samples = measured(outcome, results, "ablation")
+        samples = measured(outcome, results, ABLATION)
         for arm in samples:
             if arm != reference and reference in samples and compare.share_bases([samples[arm], samples[reference]]):
                 estimates.setdefault(words[arm], {})[outcome] = compare.difference(
@@ -259,6 +261,23 @@ def collapses(results: Results) -> str:
             continue
     fall = f"validation ends below {COLLAPSE_SHARE:.0%} of its best, and at least {COLLAPSE_LOSS} below it"
     return f"Collapsed runs ({fall}): {int(sum(flags))} of {len(flags)}." if flags else ""
+
+
+def without_searches(results: Results, experiments: Iterable[str]) -> list[str]:
+    """How many runs of each arm end with a policy that gave up searching, by experiment."""
+    parts = {}
+    for experiment in experiments:
+        words = changes_of(results.scale, experiment) if experiment == ABLATION else {}
+        found = {}
+        for arm, runs in results.arms(experiment).items():
+            searches_S = runs.final("searches", results.scale.in_domain).mean(axis=1)
+            found[words.get(arm) or arm] = (int((searches_S < FEW_SEARCHES).sum()), len(searches_S))
+        some = sorted((arm for arm, (count, _) in found.items() if count), key=lambda arm: -found[arm][0])
+        none = [arm for arm, (count, _) in found.items() if not count]
+        parts[experiment] = ", ".join([*(f"{arm} {found[arm][0]} of {found[arm][1]}" for arm in some),
+                                       *([f"no run of {_joined(none)}"] if none else [])])
+    return [f"Runs that gave up searching (the final policy makes under {FEW_SEARCHES} searches for a test question of "
+            f"the training sets), `{experiment}`: {listed}." for experiment, listed in parts.items() if listed]
 
 
 def runs_in_words(results: Results) -> str:
