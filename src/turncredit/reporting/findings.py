@@ -36,6 +36,7 @@ from turncredit.reporting.tables.render import number
 
 SEARCH, READINGS, ABLATION = "search", "readings", "ablation"
 FEW_SEARCHES = 0.1
+_GAVE_UP = f"Runs that gave up searching (at the end under {FEW_SEARCHES} searches a question of the training sets)"
 DEFINITIONS = ("*Separated*: p ≤ 0.05 after Holm's method over all pairs of arms of an outcome. *Changes*: the 95% "
               "interval excludes 0, not corrected for the number of outcomes. *Within the margin*: the interval lies "
               "within it. *Undecided*: none of these.")
@@ -154,8 +155,8 @@ def in_brief(title: str, estimates: Mapping[str, Mapping[Outcome, Estimate]]) ->
     shown = "; ".join(f"{subject}: {', '.join(parts)}" for subject, parts in clear.items() if parts)
     count = sum(len(parts) for parts in clear.values())
     near = sum(not excludes_zero(found) and within(found, outcome.margin) for outcome, found in everything)
-    return (f"Of {len(everything)} {title} the 95% interval of {count} excludes 0{': ' if shown else ''}{shown}. "
-            f"Of the others {near} are within the margin, {len(everything) - count - near} undecided."
+    return (f"Of {len(everything)} {title} the 95% interval of {count or 'none'} excludes 0"
+            f"{': ' if shown else ''}{shown}. Of the others {near} are within the margin, {len(everything) - count - near} undecided."
             if everything else "")
 
 
@@ -247,8 +248,8 @@ def beside_the_paper(results: Results, reported: Reported) -> str:
     gaps = [gap for gap in differences(results, SEARCH, reported) if gap.paper is not None]
     inside = [gap for gap in gaps if gap.paper is not None and gap.estimate.low is not None
               and gap.estimate.high is not None and gap.estimate.low <= gap.paper <= gap.estimate.high]
-    return (f"Of {len(gaps)} in-domain differences of exact match and format that the paper reports, {len(inside)} lie "
-            "in our 95% interval." if gaps else "")
+    return (f"Of {len(gaps)} in-domain differences of exact match and format that the paper reports, {len(inside)} "
+            f"{'lies' if len(inside) == 1 else 'lie'} in our 95% interval." if gaps else "")
 
 
 def collapses(results: Results) -> str:
@@ -265,19 +266,21 @@ def collapses(results: Results) -> str:
 
 def without_searches(results: Results, experiments: Iterable[str]) -> list[str]:
     """How many runs of each arm end with a policy that gave up searching, by experiment."""
-    parts = {}
+    sentences: list[str] = []
     for experiment in experiments:
         words = changes_of(results.scale, experiment) if experiment == ABLATION else {}
         found = {}
         for arm, runs in results.arms(experiment).items():
             searches_S = runs.final("searches", results.scale.in_domain).mean(axis=1)
-            found[words.get(arm) or arm] = (int((searches_S < FEW_SEARCHES).sum()), len(searches_S))
+            if words.get(arm) != "":  # the ablation's first arm is an arm of search
+                found[words.get(arm, arm)] = (int((searches_S < FEW_SEARCHES).sum()), len(searches_S))
         some = sorted((arm for arm, (count, _) in found.items() if count), key=lambda arm: -found[arm][0])
         none = [arm for arm, (count, _) in found.items() if not count]
-        parts[experiment] = ", ".join([*(f"{arm} {found[arm][0]} of {found[arm][1]}" for arm in some),
-                                       *([f"no run of {_joined(none)}"] if none else [])])
-    return [f"Runs that gave up searching (the final policy makes under {FEW_SEARCHES} searches for a test question of "
-            f"the training sets), `{experiment}`: {listed}." for experiment, listed in parts.items() if listed]
+        listed = [*(f"{arm} {found[arm][0]} of {found[arm][1]}" for arm in some),
+                  *([f"no run of {_joined(none)}"] if none else [])]
+        if listed:
+            sentences.append(f"{f'The same in `{experiment}`' if sentences else _GAVE_UP}: {', '.join(listed)}.")
+    return sentences
 
 
 def runs_in_words(results: Results) -> str:
