@@ -156,7 +156,8 @@ def in_brief(title: str, estimates: Mapping[str, Mapping[Outcome, Estimate]]) ->
     count = sum(len(parts) for parts in clear.values())
     near = sum(not excludes_zero(found) and within(found, outcome.margin) for outcome, found in everything)
     return (f"Of {len(everything)} {title} the 95% interval of {count or 'none'} excludes 0"
-            f"{': ' if shown else ''}{shown}. Of the others {near} are within the margin, {len(everything) - count - near} undecided."
+            f"{': ' if shown else ''}{shown}. Of the others {near} are within the margin, "
+            f"{len(everything) - count - near} undecided."
             if everything else "")
 
 
