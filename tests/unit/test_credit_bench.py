@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -327,3 +328,18 @@ def test_sweeps_measure_the_arms_that_they_change(measured: tuple[GradientSpace,
     records = pd.DataFrame(bench._sweeps(Creditor(player, space, {}), truth))
     found = [*zip(records["arm"], records["variant"], strict=True)]
     assert found == [("RLOO", "group_size=2"), ("RLOO", "group_size=4")]
+
+
+def test_every_point_of_the_sweeps_is_checked_before_anything_is_sampled(measured: tuple[GradientSpace, Truth]) -> None:
+    """A list of branching for more turns than a point has is cut: the bench failed on it at its end."""
+    space, _ = measured
+    player = two_step_game.player(space.policy)
+    config = player.config
+    longer = config.model_copy(update={"training": config.training.model_copy(update={"tree_branching": (2, 2)}),
+                                       "task": config.task.model_copy(update={"max_turns": 4})})
+    tree = Algorithm(estimator="group", placement="per_turn", content="full", rollout="tree")
+    arms = make_arms({"MT-GRPO": tree}, longer.training)
+    sizes = SIZES.model_copy(update={"group_sizes": (), "tree_branchings": (), "turn_limits": (2, 3)})
+    bench = Bench(replace(player, config=longer), space, two_step_game.BOARDS, sizes, arms)
+    assert [(name, training.tree_branching, task.max_turns) for name, training, task in bench.sweep_points()] == [
+        ("max_turns=2", (2,), 2), ("max_turns=3", (2, 2), 3)]

@@ -26,6 +26,7 @@ from turncredit.reporting.findings import (
     pairs_decided,
     ranking,
     same_order,
+    without_searches,
 )
 from turncredit.reporting.outcomes import AREA, FORMAT, MATCH, SEARCHES, STEPS, measured
 from turncredit.reporting.reported import read_reported
@@ -211,6 +212,18 @@ def test_findings_have_sentences_for_what_was_run_only(results: Results) -> None
         "Content, placement, sampling, reading", "Search cost and turn limit", "Two turns"}
     assert findings(Results(results.scale, {}), reported) == {}
     assert collapses(results).endswith("): 0 of 18.")
+
+
+def test_runs_that_gave_up_searching_are_counted_by_arm(results: Results) -> None:
+    runs = results.runs["search"]
+    evaluation = runs.evaluation
+    lost = (evaluation["arm"] == "MT-PPO") & (evaluation["seed"] > 0)
+    given_up = replace(results, runs={"search": replace(runs, evaluation=evaluation.assign(
+        searches=evaluation["searches"].where(~lost, 0)))})
+    [sentence] = without_searches(given_up, ["search"])
+    seeds = evaluation["seed"].nunique()
+    assert f"MT-PPO {seeds - 1} of {seeds}, no run of GRPO-OR" in sentence
+    assert without_searches(results, ["ablation", "none"]) == without_searches(results, ["ablation"])
 
 
 def test_several_base_policies_are_compared_within_each(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pandas as pd
 
 from turncredit.config.credit_bench import COLUMNS, FILES, TRUTH, CreditBenchConfig
 from turncredit.config.load import Scale
+from turncredit.config.task import TaskConfig
 from turncredit.config.training import TrainingConfig
 from turncredit.credit_bench import alignment, turn_errors
 from turncredit.credit_bench.alignment import Measured, Products
@@ -130,6 +131,7 @@ class Bench:
 
     def measure(self) -> tuple[list[Record], int]:
         """All records of the table, without the columns of the checkpoint; and the number of dropped probes."""
+        self.sweep_points()  # what cannot be sampled is refused now, not after the long part
         truth = measure_truth(self.player, self.space, self.pool, self.sizes)
         self.report(f"true gradients: {len(truth.items)} questions, {truth.tokens} tokens")
         heads = fit_heads(self.player, self.space, self.arms, truth.items, truth.groups)
@@ -185,20 +187,37 @@ class Bench:
                 yield row("critic_explained", Measured(
                     float(np.mean(explained_B)), float(np.std(explained_B, ddof=1) / np.sqrt(len(explained_B)))))
 
+    def sweep_points(self) -> list[tuple[str, TrainingConfig, TaskConfig]]:
+        """Name, training and task settings of each point of the sweeps.
+
+        A list of ``tree_branching`` is cut where fewer turns leave no room for it.
+
+        Raises:
+            ValueError: an arm cannot be sampled at one of them.
+        """
+        training, task = self.player.config.training, self.player.config.task
+        points = [(f"{key}={value}", TrainingConfig.model_validate(training.model_dump() | {key: value}), task)
+                  for key, values in (("group_size", self.sizes.group_sizes),
+                                      ("tree_branching", self.sizes.tree_branchings)) for value in values]
+        for limit in self.sizes.turn_limits:
+            listed = training.tree_branching
+            branching = listed if isinstance(listed, int) else listed[:max(limit - 1, 1)]
+            points.append((f"max_turns={limit}",
+                           TrainingConfig.model_validate(training.model_dump() | {"tree_branching": branching}),
+                           task.model_validate(task.model_dump() | {"max_turns": limit})))
+        for _, changed, shorter in points:
+            by_branching(self.arms, changed, shorter.max_turns)
+        return points
+
     def _sweeps(self, creditor: Creditor, truth: Truth) -> Iterable[Record]:
         """The signal-to-noise ratio against group size, branching and number of turns; critics at 0."""
         arms = [arm for arm in self.arms if arm.critic in (None, "zero")]
-        config = self.player.config
-        for key, values in (("group_size", self.sizes.group_sizes), ("tree_branching", self.sizes.tree_branchings)):
-            for value in values:
-                training = TrainingConfig.model_validate(config.training.model_dump() | {key: value})
-                yield from self._sweep(creditor, arms, f"{key}={value}", truth, training, config.task.max_turns)
-        for limit in self.sizes.turn_limits:
-            task = config.task.model_validate(config.task.model_dump() | {"max_turns": limit})
-            player = Player(config.model_copy(update={"task": task}), self.player.engine, self.player.services,
-                            self.player.codec, self.player.seed)
-            yield from self._sweep(Creditor(player, self.space, creditor.heads), arms, f"max_turns={limit}", truth,
-                                   config.training, limit)
+        config, own = self.player.config, self.player
+        for variant, training, task in self.sweep_points():
+            player = own if task == config.task else Player(
+                config.model_copy(update={"task": task}), own.engine, own.services, own.codec, own.seed)
+            yield from self._sweep(Creditor(player, self.space, creditor.heads), arms, variant, truth, training,
+                                   task.max_turns)
 
     def _sweep(self, creditor: Creditor, arms: Sequence[Arm], variant: str, truth: Truth, training: TrainingConfig,
                limit: int) -> Iterable[Record]:

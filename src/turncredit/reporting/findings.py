@@ -34,7 +34,9 @@ from turncredit.reporting.scores import Results
 from turncredit.reporting.statistics import Estimate
 from turncredit.reporting.tables.render import number
 
-SEARCH, READINGS = "search", "readings"
+SEARCH, READINGS, ABLATION = "search", "readings", "ablation"
+FEW_SEARCHES = 0.1
+_GAVE_UP = f"Runs that gave up searching (at the end under {FEW_SEARCHES} searches a question of the training sets)"
 DEFINITIONS = ("*Separated*: p ≤ 0.05 after Holm's method over all pairs of arms of an outcome. *Changes*: the 95% "
               "interval excludes 0, not corrected for the number of outcomes. *Within the margin*: the interval lies "
               "within it. *Undecided*: none of these.")
@@ -56,7 +58,8 @@ def headline(results: Results, reported: Reported) -> list[str]:
         leader(found[AREA], AREA), pairs_decided({outcome: compare.pairs(arms) for outcome, arms in found.items()}),
         beside_the_paper(results, reported),
         *(in_brief(f"main effects in `{name}`", estimates) for name, estimates in effects.items()),
-        in_brief("changes of one setting of MT-PPO", ablation_estimates(results, PRIMARY)), collapses(results)])]
+        in_brief("changes of one setting of MT-PPO", ablation_estimates(results, PRIMARY)), collapses(results),
+        *without_searches(results, [SEARCH])])]
 
 
 def findings(results: Results, reported: Reported) -> dict[str, list[str]]:
@@ -81,7 +84,7 @@ def findings(results: Results, reported: Reported) -> dict[str, list[str]]:
             same_order({outcome: by_reading(results, outcome) for outcome in (AREA, MATCH, FORMAT)})],
         "Search cost and turn limit": ablation_sentences(results, (*PRIMARY, EARLY_SEARCHES)),
         "Two turns": [ranking(samples, outcome) for outcome, samples in two.items()],
-        "Collapse": [collapses(results)]}
+        "Collapse": [collapses(results), *without_searches(results, (SEARCH, ABLATION, *FACTORIAL))]}
     return {title: kept for title, found in sections.items() if (kept := [*filter(None, found)])}
 
 
@@ -152,8 +155,9 @@ def in_brief(title: str, estimates: Mapping[str, Mapping[Outcome, Estimate]]) ->
     shown = "; ".join(f"{subject}: {', '.join(parts)}" for subject, parts in clear.items() if parts)
     count = sum(len(parts) for parts in clear.values())
     near = sum(not excludes_zero(found) and within(found, outcome.margin) for outcome, found in everything)
-    return (f"Of {len(everything)} {title} the 95% interval of {count} excludes 0{': ' if shown else ''}{shown}. "
-            f"Of the others {near} are within the margin, {len(everything) - count - near} undecided."
+    return (f"Of {len(everything)} {title} the 95% interval of {count or 'none'} excludes 0"
+            f"{': ' if shown else ''}{shown}. Of the others {near} are within the margin, "
+            f"{len(everything) - count - near} undecided."
             if everything else "")
 
 
@@ -205,11 +209,11 @@ def ablation_sentences(results: Results, outcomes: Iterable[Outcome]) -> list[st
 
 def ablation_estimates(results: Results, outcomes: Iterable[Outcome]) -> dict[str, dict[Outcome, Estimate]]:
     """Differences of each arm of the ablation from the first arm."""
-    words = changes_of(results.scale, "ablation")
+    words = changes_of(results.scale, ABLATION)
     reference = next(iter(words), "")
     estimates: dict[str, dict[Outcome, Estimate]] = {}
     for outcome in outcomes:
-        samples = measured(outcome, results, "ablation")
+        samples = measured(outcome, results, ABLATION)
         for arm in samples:
             if arm != reference and reference in samples and compare.share_bases([samples[arm], samples[reference]]):
                 estimates.setdefault(words[arm], {})[outcome] = compare.difference(
@@ -245,8 +249,8 @@ def beside_the_paper(results: Results, reported: Reported) -> str:
     gaps = [gap for gap in differences(results, SEARCH, reported) if gap.paper is not None]
     inside = [gap for gap in gaps if gap.paper is not None and gap.estimate.low is not None
               and gap.estimate.high is not None and gap.estimate.low <= gap.paper <= gap.estimate.high]
-    return (f"Of {len(gaps)} in-domain differences of exact match and format that the paper reports, {len(inside)} lie "
-            "in our 95% interval." if gaps else "")
+    return (f"Of {len(gaps)} in-domain differences of exact match and format that the paper reports, {len(inside)} "
+            f"{'lies' if len(inside) == 1 else 'lie'} in our 95% interval." if gaps else "")
 
 
 def collapses(results: Results) -> str:
@@ -259,6 +263,25 @@ def collapses(results: Results) -> str:
             continue
     fall = f"validation ends below {COLLAPSE_SHARE:.0%} of its best, and at least {COLLAPSE_LOSS} below it"
     return f"Collapsed runs ({fall}): {int(sum(flags))} of {len(flags)}." if flags else ""
+
+
+def without_searches(results: Results, experiments: Iterable[str]) -> list[str]:
+    """How many runs of each arm end with a policy that gave up searching, by experiment."""
+    sentences: list[str] = []
+    for experiment in experiments:
+        words = changes_of(results.scale, experiment) if experiment == ABLATION else {}
+        found = {}
+        for arm, runs in results.arms(experiment).items():
+            searches_S = runs.final("searches", results.scale.in_domain).mean(axis=1)
+            if words.get(arm) != "":  # the ablation's first arm is an arm of search
+                found[words.get(arm, arm)] = (int((searches_S < FEW_SEARCHES).sum()), len(searches_S))
+        some = sorted((arm for arm, (count, _) in found.items() if count), key=lambda arm: -found[arm][0])
+        none = [arm for arm, (count, _) in found.items() if not count]
+        listed = [*(f"{arm} {found[arm][0]} of {found[arm][1]}" for arm in some),
+                  *([f"no run of {_joined(none)}"] if none else [])]
+        if listed:
+            sentences.append(f"{f'The same in `{experiment}`' if sentences else _GAVE_UP}: {', '.join(listed)}.")
+    return sentences
 
 
 def runs_in_words(results: Results) -> str:

@@ -143,7 +143,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _introduction(results: Results) -> str:
-    return (f"Scale `{results.scale.name}`: means on {_trained(results)} with 95% intervals over runs "
+    return (f"Scale `{results.scale.name}`: means on {_trained(results)} with 95% t intervals over runs "
             f"({_runs(results)}). {comparability(results.scale)}. Differences between arms can be compared.")
 
 
