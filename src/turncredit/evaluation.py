@@ -8,6 +8,7 @@ from typing import Literal
 
 import pandas as pd
 
+from turncredit.files import one_line
 from turncredit.policy.engines.base import Engine, StreamingEngine
 from turncredit.policy.tokenizer import Codec
 from turncredit.rollout import asynchronous
@@ -132,7 +133,8 @@ def evaluation_table(plugin: TaskPlugin, episodes: Sequence[Episode], decoding: 
         rewards = episode.rewards
         records.append({
             "dataset": episode.item.dataset, "question_id": episode.item.id,
-            **{name: rewards.columns[name] for name in plugin.columns},
+            **{name: one_line(value) if isinstance(value := rewards.columns[name], str) else value
+               for name in plugin.columns},
             **{name: rewards.metrics[name] for name in rates}, "turns": len(episode.transcript.turns),
             **{name: rewards.metrics[name] for name in others},
             "stop_reason": str(episode.transcript.stop), "decoding": decoding,

@@ -15,6 +15,8 @@ from typing import Any
 
 from turncredit.errors import DataError
 
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
@@ -72,6 +74,17 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` (UTF-8) to ``path`` atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def one_line(text: str) -> str:
+    """Text for a cell of a CSV file: control characters, line separators and lone surrogates become blanks.
+
+    Text that a model sampled may hold any of them, and some readers take a lone carriage return for the end of a row.
+
+    >>> one_line("a\\rb")
+    'a b'
+    """
+    return _CONTROL.sub(" ", text)
 
 
 def sha256(path: Path, remedy: str = "make it again with snakemake") -> str:

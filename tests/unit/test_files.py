@@ -11,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from turncredit.errors import ConfigError, DataError
-from turncredit.files import atomic, atomic_folder, disk_error, sha256, write_text
+from turncredit.files import atomic, atomic_folder, disk_error, one_line, sha256, write_text
+from turncredit.reporting.schema import read_cells
 
 
 def put(path: Path, text: str) -> None:
@@ -117,3 +121,14 @@ def test_the_digest_is_of_the_bytes_and_a_missing_file_is_named(tmp_path: Path) 
     (RuntimeError("shapes do not match"), None), (DataError("theirs"), None)])
 def test_the_disks_own_words_are_found_in_any_librarys_error(error: Exception, says: str | None) -> None:
     assert disk_error(error) == says
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=()), max_size=8), min_size=1, max_size=5))
+def test_any_text_of_a_model_survives_a_csv_file(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    """Each row stays one row, whatever a model sampled: the reader of results gives back the texts on one line."""
+    path = tmp_path_factory.mktemp("csv") / "evaluation.csv"
+    pd.DataFrame({"prediction": [one_line(text) for text in texts], "turns": range(len(texts))}).to_csv(
+        path, index=False, lineterminator="\n")
+    cells = read_cells(path)
+    assert cells["prediction"].tolist() == [one_line(text) for text in texts]
+    assert cells["turns"].tolist() == [str(n) for n in range(len(texts))]
