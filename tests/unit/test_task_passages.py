@@ -117,3 +117,16 @@ def test_real_tokens_keep_the_budget_and_hold_no_foreign_tag(codec: Codec, budge
     assert special == ["<information>", "</information>"]
     assert "\ufffd" not in observation.text
     assert len(observation.data) == 2 or budget < 500
+
+
+def test_a_passage_of_megabytes_is_cut_before_it_is_encoded() -> None:
+    encoded = []
+
+    def count(text: str) -> int:
+        encoded.append(len(text))
+        return len(text)
+
+    huge = Document("d", "Rome", "word " * 10**6)
+    shown = format_passages([huge, huge], "information", 60, count, lambda text, most: text[:most])
+    assert len(shown.text) <= 60
+    assert max(encoded) < 70_000

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from turncredit.tasks.env import CountTokens, CutTokens
 from turncredit.types import Document, Observation
 
+_TOKEN = 1000  # characters; no token is longer
+
 
 def escape_tags(text: str) -> str:
     r"""Untrusted text on one line, with everything escaped that reads as a tag or a chat marker.
@@ -57,7 +59,8 @@ def format_passages(
     """
     shown: list[Document] = []
     for document in documents:
-        title, text = escape_tags(document.title), escape_tags(document.text)
+        longest = max_tokens * _TOKEN  # what can fit, so that a text of megabytes is not encoded
+        title, text = escape_tags(document.title[:longest]), escape_tags(document.text)[:longest]
         part, room = text, max_tokens
         while (excess := count_tokens(_frame([*shown, _with_text(document, title, part)], tag, around))
                - max_tokens) > 0 and part:
