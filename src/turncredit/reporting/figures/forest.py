@@ -83,7 +83,7 @@ def _forest(results: Results, rows: Sequence[Row], title: str, filled: str, unfi
             handles.append((Line2D([], [], color=style.VERMILION, marker="D", linestyle=""), "the paper's difference"))
         style.head(figure, f"{title}\npoint: mean over runs; bar: 95% interval", [], handles)
         text = [provenance(results, name, results.arm_names(name)) for name in experiments]
-        style.footer(figure, "; ".join(text) if text else f"scale {results.scale.name}")
+        style.footer(figure, "; ".join(dict.fromkeys(text)) if text else f"scale {results.scale.name}")
     records = [{"outcome": row.outcome.key, "experiment": row.experiment, "item": row.item,
                 "value": row.estimate.value, "low": row.estimate.low, "high": row.estimate.high,
                 "runs": "/".join(map(str, row.estimate.seeds)), "p_value": row.p_value,
