@@ -53,9 +53,13 @@ class RunLockedError(TurncreditError):
 
 
 class ProcessError(TurncreditError):
-    """Another process of this run failed, died or did not respond in time; the last checkpoint is kept."""
+    """A process that a run needs failed, died or did not respond in time; the last checkpoint is kept."""
 
     exit_code = 6
+
+
+class RankError(ProcessError):
+    """Another rank of the run failed or is lost, so that ranks can do nothing together any more."""
 
 
 class CheckpointError(TurncreditError):

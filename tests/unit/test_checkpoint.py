@@ -80,6 +80,28 @@ def test_a_setting_that_is_changed_and_changed_back_loses_no_checkpoint(tmp_path
     assert (tmp_path / "step-1" / "state.json").read_text() == "new"
 
 
+@pytest.mark.parametrize("moves", range(4))
+def test_a_kill_while_checkpoints_change_places_loses_none(tmp_path, monkeypatch, moves):
+    saved(tmp_path, 1, 2)
+    rename, done = Path.rename, []
+
+    def killed(path: Path, target: Path) -> Path:
+        if len(done) == moves:
+            raise KeyboardInterrupt
+        done.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        newest(tmp_path, "other")
+        newest(tmp_path, "digest")
+        raise KeyboardInterrupt
+    for _ in range(2):
+        assert newest(tmp_path, "other") is None
+        assert newest(tmp_path, "digest") == tmp_path / "step-2"
+        assert (tmp_path / "step-1").is_dir()
+
+
 def test_a_failed_save_leaves_what_was_there(tmp_path):
     saved(tmp_path, 1)
 

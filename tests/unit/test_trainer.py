@@ -14,14 +14,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.small_run import TASK, config, events, make_world, served, service_settings, train, untimed
+from tests.small_run import TASK, FakeRetriever, config, events, make_world, served, service_settings, train, untimed
 from tests.tolerance import assert_close
 from tests.trees import transcript, turn
 from turncredit.data.questions import evaluation_ids, read_split
-from turncredit.errors import DataError, Interrupted, NonFiniteError, RetrieverError, RunLockedError
+from turncredit.errors import (
+    DataError,
+    Interrupted,
+    NonFiniteError,
+    ProcessError,
+    RetrieverError,
+    RunLockedError,
+    TurncreditError,
+)
 from turncredit.evaluation import leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.attempts import Attempt, write_attempts
+from turncredit.policy.engines.hf import HFEngine
 from turncredit.policy.model import load_policy
 from turncredit.training.learner import Learner
 from turncredit.training.lock import run_lock
@@ -173,7 +182,9 @@ def test_what_was_made_of_other_things_is_not_resumed(root, caplog, changed):
     assert [*(paths.checkpoints / "superseded").glob("*/step-1")]
 
 
-@pytest.mark.parametrize("error", [RetrieverError("no answer", "start the server"), RuntimeError("engine died")])
+@pytest.mark.parametrize("error", [
+    RetrieverError("no answer", "start the server"), ProcessError("vLLM failed", "start the server"),
+    RuntimeError("engine died")])
 def test_an_error_before_an_update_loses_no_step(root, tmp_path, error):
     settings = config("critic", checkpoint_every=100)
     shutil.copytree(root, tmp_path / "whole")
@@ -193,13 +204,42 @@ def test_an_error_before_an_update_loses_no_step(root, tmp_path, error):
     updates.clear()
     with pytest.raises(type(error)) as told, events(fail_in_the_fourth_step):
         train(root, settings)
-    if isinstance(error, RetrieverError):
+    if isinstance(error, TurncreditError):
         assert "saved" in told.value.message
         assert told.value.remedy == "start the server"
     paths = train(root, settings)
     assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == [3]
     assert weights(paths) == weights(whole)
     assert untimed(paths.run / "metrics.csv") == untimed(whole.run / "metrics.csv")
+
+
+def test_an_engine_that_fails_after_an_update_loses_no_step(root, monkeypatch):
+    settings, give = config("chains", checkpoint_every=100), HFEngine.update_weights
+
+    def fail_at_version_3(engine, weights, version):
+        if version == 3:
+            raise ProcessError("vLLM cannot load the weights", "")
+        give(engine, weights, version)
+
+    with monkeypatch.context() as patch, pytest.raises(ProcessError, match="saved .*step-3"):
+        patch.setattr(HFEngine, "update_weights", fail_at_version_3)
+        train(root, settings)
+    paths = train(root, settings)
+    assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == [3]
+    assert pd.read_csv(paths.run / "metrics.csv")["step"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_failed_save_hides_no_error(root, monkeypatch):
+    def full(folder, *rest, **named):
+        raise DataError("the disk is full")
+
+    def fail(*_):
+        raise RetrieverError("no answer")
+
+    monkeypatch.setattr("turncredit.training.checkpoint.save", full)
+    monkeypatch.setattr(FakeRetriever, "search", fail)
+    with pytest.raises(RetrieverError, match=r"^no answer$"):
+        train(root, config("chains"))
 
 
 def test_settings_that_change_no_weight_may_change_while_a_run_waits(root):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from turncredit.errors import ConfigError, Interrupted, ProcessError, TurncreditError
+from turncredit.errors import ConfigError, Interrupted, ProcessError, RankError, TurncreditError
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -80,10 +80,10 @@ class Processes:
 
     @contextmanager
     def network_errors(self) -> Iterator[None]:
-        """Turn the network errors of a lost rank inside the block into a ``ProcessError``.
+        """Turn the network errors of a lost rank inside the block into a ``RankError``.
 
         Raises:
-            ProcessError: a rank has died or did not respond within the time-out.
+            RankError: a rank has died or did not respond within the time-out.
         """
         try:
             yield
@@ -92,7 +92,7 @@ class Processes:
             if not isinstance(error, dist.DistError) and "gloo" not in text and "nccl" not in text:
                 raise
             what = "did not respond in time" if "timed out" in text or "timeout" in text else "is lost"
-            raise ProcessError(
+            raise RankError(
                 f"rank {self.rank} of {self.world_size}: another process {what}: {_first_line(error)}",
                 _REMEDY) from error
 
@@ -100,7 +100,7 @@ class Processes:
         """Return the values of all ranks, by rank.
 
         Raises:
-            ProcessError: a rank has died or did not respond within the time-out.
+            RankError: a rank has died or did not respond within the time-out.
         """
         if self.group is None:
             return [value]
@@ -113,7 +113,7 @@ class Processes:
         """Return the sum of all ranks' tensors (CPU, equal shapes); the argument is not changed.
 
         Raises:
-            ProcessError: see ``all_gather``.
+            RankError: see ``all_gather``.
         """
         if self.group is None:
             return tensor
@@ -127,7 +127,7 @@ class Processes:
 
         Raises:
             Exception: an error of any rank, on all ranks. If several ranks fail, all raise the same
-                one. An error other than ``TurncreditError`` is a ``ProcessError`` on the other ranks.
+                one. An error other than ``TurncreditError`` is a ``RankError`` on the other ranks.
         """
         if self.group is None:
             return [work()]
@@ -144,7 +144,7 @@ class Processes:
             _, rank, failure = min(failures, key=lambda entry: entry[:2])
             if rank == self.rank and own_error is not None:
                 raise own_error
-            raise failure if isinstance(failure, TurncreditError) else ProcessError(
+            raise failure if isinstance(failure, TurncreditError) else RankError(
                 f"rank {rank} of {self.world_size} failed: {failure}", _REMEDY) from own_error
         return [outcome for outcome, _ in outcomes]  # type: ignore[misc]
 

@@ -16,6 +16,7 @@ from turncredit.files import disk_error, sha256, sync
 
 CONTENTS = "contents.json"
 SUPERSEDED = "superseded"  # checkpoints of other configurations, a folder for each
+_NAME = 16  # digits of an identity in its folder's name
 _TEMPORARY = ".saving-"
 _KEPT = 2  # newest checkpoints of a run
 _log = logging.getLogger(__name__)
@@ -90,49 +91,49 @@ def newest(root: Path, identity: str) -> Path | None:
 
     A damaged checkpoint is skipped with a warning. Checkpoints of another identity (other configuration, data or
     initial policy) are not resumed: they are moved, with a warning, to ``root/superseded/<identity>``. If that folder
-    holds checkpoints of this run's own identity, because a setting was changed and changed back, they return.
+    holds checkpoints of this run's own identity, because a setting was changed and changed back, they return. A kill
+    between two moves loses nothing, because each checkpoint is looked at alone.
 
     Raises:
         CheckpointError: all checkpoints are damaged.
     """
-    checkpoints = _list(root)
-    for step, path in checkpoints:
-        problem = _problem(path, step)
-        if problem is None:
-            if (found := str(_contents(path)["identity"])) == identity:
-                return path
-            _supersede(root, checkpoints, found)
-            if (restored := _restore(root, identity)) is None:
-                _log.warning("%s: training from the start", root)
-            return restored
+    others = [(path, found) for _, path in _list(root) if (found := _identity(path)) not in (identity, None)]
+    for path, found in others:
+        _move(path, root / SUPERSEDED / str(found)[:_NAME])
+    if others:
+        _log.warning("%s: made with another configuration, data or initial policy; moved to %s", others[0][0],
+                     root / SUPERSEDED / str(others[0][1])[:_NAME])
+    own = root / SUPERSEDED / identity[:_NAME]
+    back = [path for _, path in _list(own) if _identity(path) == identity]
+    for path in back:
+        _move(path, root)
+    if back:
+        _log.warning("%s: made with these settings before; moved back from %s", root / back[0].name, own)
+    for step, path in (checkpoints := _list(root)):
+        if (problem := _problem(path, step)) is None:
+            return path
         _log.warning("%s: %s; trying the previous checkpoint", path, problem)
     if checkpoints:
         raise CheckpointError(f"{root}: none of {len(checkpoints)} checkpoints can be read",
                               "remove the folder to train from the start")
-    return _restore(root, identity)
-
-
-def _supersede(root: Path, checkpoints: list[tuple[int, Path]], identity: str) -> None:
-    """Move checkpoints of another identity to their folder in ``root/superseded``."""
-    aside = root / SUPERSEDED / identity[:16]
-    _log.warning("%s: made with another configuration, data or initial policy; moved to %s", checkpoints[0][1], aside)
-    shutil.rmtree(aside, ignore_errors=True)  # older ones of the same run
-    aside.mkdir(parents=True)
-    for _, path in checkpoints:
-        path.rename(aside / path.name)
-
-
-def _restore(root: Path, identity: str) -> Path | None:
-    """Move the checkpoints of an identity back from ``root/superseded``; return the newest intact one, None if none."""
-    aside = root / SUPERSEDED / identity[:16]
-    for step, path in _list(aside):
-        if _problem(path, step) is None and _contents(path)["identity"] == identity:
-            for _, each in _list(aside):
-                each.rename(root / each.name)
-            aside.rmdir()
-            _log.warning("%s: made with these settings before; moved back from %s", root / path.name, aside)
-            return newest(root, identity)
+    if others:
+        _log.warning("%s: training from the start", root)
     return None
+
+
+def _identity(path: Path) -> str | None:
+    """The identity of a checkpoint; None if it cannot be read."""
+    try:
+        return str(_contents(path)["identity"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _move(path: Path, folder: Path) -> None:
+    """Move a checkpoint to another folder; one of the same step there is replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder / path.name, ignore_errors=True)
+    path.rename(folder / path.name)
 
 
 def _list(root: Path) -> list[tuple[int, Path]]:

@@ -27,7 +27,7 @@ from turncredit.credit.rows import rows_of
 from turncredit.distributed.processes import SINGLE_PROCESS, Processes
 from turncredit.episodes.keep import EpisodeRecorder, kept_steps
 from turncredit.episodes.records import step_episodes, write_records
-from turncredit.errors import NonFiniteError, ProcessError, TurncreditError
+from turncredit.errors import NonFiniteError, RankError, TurncreditError
 from turncredit.evaluation import Episode, EpisodeRunner
 from turncredit.files import writing
 from turncredit.losses import kl_k3
@@ -143,7 +143,7 @@ class Trainer:
                 update is always finished.
             TurncreditError: a retriever, engine, environment or item failed before an update; the state is saved.
             NonFiniteError: see ``Learner.update``; the last checkpoint is kept.
-            ProcessError: another process of the run failed.
+            RankError: another process of the run failed.
         """
         settings = self.config.training
         before, started = progress.wall_s, time.perf_counter()
@@ -154,7 +154,7 @@ class Trainer:
         self._update_engine(progress.step)
         with _ProgressBar(settings.steps, progress.step, training_rates(self.runner.plugin),
                           shown=self.processes.is_main) as bar:
-            updating = False
+            whole = True  # weights and progress belong together on all ranks, and can be saved
             try:
                 while True:
                     progress = self._validate(progress)
@@ -168,19 +168,29 @@ class Trainer:
                         return progress
                     self.stop.check(self.processes)
                     collected = self._collect(progress)
-                    updating = True
+                    whole = False
                     progress = self._learn(progress, collected)
-                    updating = False
+                    whole = self.processes.world_size == 1  # ranks hand over weights together; one may wait for another
+                    progress = self._hand_over(progress)
+                    whole = True
             except TurncreditError as error:
                 # half an update, weights that may be bad, or a rank that is gone
-                if updating or isinstance(error, NonFiniteError | ProcessError):
+                if not whole or isinstance(error, NonFiniteError | RankError):
                     raise
-                path = self._save(timed(progress))
+                path = self._save_after(error, timed(progress))
                 raise type(error)(f"{error.message}; saved {path}", error.remedy) from error
-            except Exception:
-                if not updating and self.processes.world_size == 1:  # other ranks do not know of it
-                    _log.error("saved %s before this error", self._save(timed(progress)))
+            except Exception as error:
+                if whole and self.processes.world_size == 1:  # other ranks do not know of it
+                    _log.error("saved %s before this error", self._save_after(error, timed(progress)))
                 raise
+
+    def _save_after(self, error: Exception, progress: Progress) -> Path:
+        """Save the state after an error; if that fails too, raise the first error."""
+        try:
+            return self._save(progress)
+        except Exception as second:
+            _log.error("the state of step %d cannot be saved: %s", progress.step, second)
+            raise error from second
 
     def _save(self, progress: Progress) -> Path:
         def write(folder: Path) -> None:
@@ -224,7 +234,7 @@ class Trainer:
 
     def step(self, progress: Progress) -> Progress:
         """Take one training step."""
-        return self._learn(progress, self._collect(progress))
+        return self._hand_over(self._learn(progress, self._collect(progress)))
 
     def _collect(self, progress: Progress) -> _Collected:
         """Play and judge the step's episodes; weights and progress are unchanged, also if it raises."""
@@ -232,7 +242,7 @@ class Trainer:
         branching = branching_of(config.algorithm.rollout, config.task.max_turns, config.training)
         quota = Quota.of(config.training, branching, config.task.max_turn_tokens)
         items, groups, cursor = self._play(progress, branching, quota)
-        self.runner.engine.sleep()
+        self.processes.on_all_ranks(self.runner.engine.sleep)  # an error of one rank is known to all
         timestamps.append(time.perf_counter())
 
         episodes = self.runner.score(items, groups, branching)
@@ -252,13 +262,12 @@ class Trainer:
                           progress.budget.observe([*map(quota.cost, groups)]), timestamps)
 
     def _learn(self, progress: Progress, found: _Collected) -> Progress:
-        """Update policy and critic with what a step collected, and give the engine the new weights."""
+        """Update policy and critic with what a step collected."""
         config, step = self.config, progress.step
         report = self.learner.update(
             found.batch, found.credit, step=step, seed=config.random_seed,
             kl_in_loss=not self.estimator.kl_in_reward, reference_logprob_N=found.reference_N,
             old_value_M=found.value_M)
-        self._update_engine(step + 1)
         seconds = [round(later - earlier, 4)
                    for earlier, later in pairwise([*found.timestamps, time.perf_counter()])]
         measured = training_columns(found.groups, found.episodes, found.credit, config.train_on, self.runner.plugin)
@@ -268,6 +277,14 @@ class Trainer:
             row["kl"] = max(0.0, kl_k3(found.batch.old_logprob_N, found.reference_N, found.credit.weight_N).item())
         return replace(progress, step=step + 1, cursor=found.cursor, budget=found.budget,
                        rows=(*progress.rows, row))
+
+    def _hand_over(self, progress: Progress) -> Progress:
+        """Give the engine the new weights; the time counts as part of the update."""
+        started = time.perf_counter()
+        self._update_engine(progress.step)
+        row = dict(progress.rows[-1])
+        row["seconds_update"] = round(float(row["seconds_update"]) + time.perf_counter() - started, 4)
+        return replace(progress, rows=(*progress.rows[:-1], row))
 
     def _play(self, progress: Progress, branching: Sequence[int], quota: Quota,
               ) -> tuple[list[Item], list[Group], Cursor]:

@@ -63,7 +63,7 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
         NonFiniteError: training diverged.
         TaskError: the task breaks its protocol (see ``TaskPlugin.check``).
         RetrieverError: the retriever cannot be reached.
-        ProcessError: another process of this run failed; all processes end.
+        ProcessError: vLLM or another process of this run failed; all processes end.
     """
     set_threads(config)
     check_installed(config.launch.trackers)
