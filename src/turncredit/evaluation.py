@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import pandas as pd
+from typing import Any, Literal
 
 from turncredit.files import one_line
 from turncredit.policy.engines.base import Engine, StreamingEngine
@@ -119,19 +117,19 @@ def evaluate(runner: EpisodeRunner, items: Sequence[Item], decoding: Decoding = 
     return runner.chains(items, seed_of=seed_of, temperature=1.0)
 
 
-def evaluation_table(plugin: TaskPlugin, episodes: Sequence[Episode], decoding: Decoding) -> pd.DataFrame:
+def evaluation_rows(plugin: TaskPlugin, episodes: Sequence[Episode], decoding: Decoding) -> list[dict[str, Any]]:
     """One row an episode of an evaluation.
 
     Returns:
-        columns of evaluation.csv: dataset, question_id, the task's columns, its metrics that are rates, turns, its
-        other metrics, stop_reason, decoding, component_*.
+        cells by column of evaluation.csv: dataset, question_id, the task's columns, its metrics that are rates, turns,
+        its other metrics, stop_reason, decoding, component_*.
     """
     rates = [metric.name for metric in plugin.metrics if metric.kind == "rate"]
     others = [metric.name for metric in plugin.metrics if metric.kind != "rate"]
-    records = []
+    rows = []
     for episode in episodes:
         rewards = episode.rewards
-        records.append({
+        rows.append({
             "dataset": episode.item.dataset, "question_id": episode.item.id,
             **{name: one_line(value) if isinstance(value := rewards.columns[name], str) else value
                for name in plugin.columns},
@@ -139,4 +137,4 @@ def evaluation_table(plugin: TaskPlugin, episodes: Sequence[Episode], decoding: 
             **{name: rewards.metrics[name] for name in others},
             "stop_reason": str(episode.transcript.stop), "decoding": decoding,
             **{f"component_{name}": rewards.components[name] for name in plugin.components}})
-    return pd.DataFrame.from_records(records)
+    return rows

@@ -16,8 +16,10 @@ from tests.policies import (
 )
 from tests.tolerance import assert_close
 from turncredit.errors import ConfigError, NonFiniteError
+from turncredit.policy.engines import hf
 from turncredit.policy.engines.base import Sample
 from turncredit.policy.engines.hf import HFEngine
+from turncredit.policy.model import head_logits
 from turncredit.policy.tokenizer import Codec, train_tokenizer
 from turncredit.types import TurnStop
 
@@ -77,6 +79,25 @@ def test_a_sample_is_the_same_alone_in_a_batch_and_in_any_order(kind):
     assert_same_samples(policy, given, together, alone)
     engine.reset_prefix_cache()
     assert_same_samples(policy, given[::-1], together[::-1], sample(engine, given[::-1], seeds[::-1]))
+
+
+@pytest.mark.parametrize("seeds", [None, [3, 4, 5, 6, 7]])
+def test_an_output_head_in_chunks_draws_the_same(monkeypatch, seeds):
+    given = [*contexts(5, 9, 5), *contexts(5, 9)]  # two of them twice
+    policy = model("qwen2")
+    engine = HFEngine(policy, ending_codec())
+    whole = sample(engine, given, seeds)
+    heads = []
+
+    def head(of, hidden_B_H):
+        heads.append(len(hidden_B_H))
+        return head_logits(of, hidden_B_H)
+
+    monkeypatch.setattr(hf, "MOST_LOGITS", 2 * policy.config.vocab_size + 1)
+    monkeypatch.setattr(hf, "head_logits", head)
+    engine.reset_prefix_cache()
+    assert [s.ids for s in sample(engine, given, seeds)] == [s.ids for s in whole]
+    assert max(heads) == 2
 
 
 def test_equal_contexts_differ_by_their_seeds_alone():

@@ -16,6 +16,8 @@ import pytest
 from tests import synthetic_runs as synthetic
 from turncredit.episodes.records import EpisodeRecord, GroupRecord, TurnRecord, write_records
 from turncredit.errors import ConfigError, DataError
+from turncredit.reporting.integrity import write_sums
+from turncredit.reporting.runs import FILES as COLLECTED
 from turncredit.reporting.runs import collect, read_collected, read_folders
 from turncredit.reporting.schema import metrics_schema
 from turncredit.reporting.scores import Results, run_counts, sources
@@ -266,6 +268,41 @@ def test_damaged_collected_files_are_refused(pair: list[Path], tmp_path: Path, d
     with pytest.raises(DataError) as shipped:
         read_collected(committed, "shipped", SCALE)
     assert shipped.value.remedy.startswith(f"git checkout -- {committed}")
+
+
+def recollect(folder: Path, file: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    """Change a collected table, and its hash with it."""
+    change(pd.read_csv(folder / file, dtype=str, keep_default_na=False)).to_csv(folder / file, index=False)
+    write_sums(folder, COLLECTED)
+
+
+def edit_manifest(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / FILES[2]).read_text())
+        content["MT-PPO/base-0/seed-0"] |= changes
+        (folder / FILES[2]).write_text(json.dumps(content))
+        write_sums(folder, COLLECTED)
+    return change
+
+
+@pytest.mark.parametrize(("damage", "words"), [
+    (lambda folder: recollect(folder, FILES[0], lambda rows: rows.drop(index=7)), "'step' runs from"),
+    (lambda folder: recollect(folder, FILES[0], lambda rows: rows.iloc[:-1]), "the manifest says"),
+    (lambda folder: recollect(folder, FILES[1], lambda rows: rows[rows["question_id"] != "facts-test-3"]),
+     "not the hash of the 99 questions"),
+    (edit_manifest(state="running"), "has not finished"), (edit_manifest(ended=None), "has not finished"),
+    (edit_manifest(evaluation_ids_sha256="2" * 64), "evaluation_ids_sha256"),
+    (lambda folder: pd.read_csv(folder / FILES[1]).assign(answer_correct=0).to_csv(folder / FILES[1], index=False),
+     "is not the file whose hash"),
+    (lambda folder: (folder / "SHA256SUMS").unlink(), "SHA256SUMS: cannot be read")])
+def test_collected_runs_are_checked_as_single_ones_are(pair: list[Path], tmp_path: Path,
+                                                       damage: Callable[[Path], None], words: str) -> None:
+    folder = tmp_path / "search"
+    collect("search", pair, folder, SCALE)
+    read_collected(folder, "fresh", SCALE)
+    damage(folder)
+    with pytest.raises(DataError, match=words):
+        read_collected(folder, "fresh", SCALE)
 
 
 def test_folders_say_whose_runs_they_hold(pair: list[Path], tmp_path: Path) -> None:

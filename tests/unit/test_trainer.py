@@ -18,6 +18,7 @@ from tests.small_run import TASK, FakeRetriever, config, events, make_world, ser
 from tests.tolerance import assert_close
 from tests.trees import transcript, turn
 from turncredit.data.questions import evaluation_ids, read_split
+from turncredit.episodes.records import episodes_path
 from turncredit.errors import (
     DataError,
     Interrupted,
@@ -27,7 +28,7 @@ from turncredit.errors import (
     RunLockedError,
     TurncreditError,
 )
-from turncredit.evaluation import leaf_shares
+from turncredit.evaluation import evaluate, leaf_shares
 from turncredit.files import sha256
 from turncredit.policy.attempts import Attempt, write_attempts
 from turncredit.policy.engines.hf import HFEngine
@@ -221,9 +222,10 @@ def test_an_engine_that_fails_after_an_update_loses_no_step(root, monkeypatch):
             raise ProcessError("vLLM cannot load the weights", "")
         give(engine, weights, version)
 
-    with monkeypatch.context() as patch, pytest.raises(ProcessError, match="saved .*step-3"):
+    with monkeypatch.context() as patch:
         patch.setattr(HFEngine, "update_weights", fail_at_version_3)
-        train(root, settings)
+        with pytest.raises(ProcessError, match=r"saved .*step-3"):
+            train(root, settings)
     paths = train(root, settings)
     assert json.loads((paths.run / "manifest.json").read_text())["resumed_from"] == [3]
     assert pd.read_csv(paths.run / "metrics.csv")["step"].tolist() == [0, 1, 2, 3, 4, 5]
@@ -307,6 +309,49 @@ def test_evaluation_asks_every_arm_the_same_and_plays_each_decoding(root):
     assert (root / "initial.csv").read_bytes() == (root / "again.csv").read_bytes()
     assert closed["searches"].sum() == 0
     assert closed["turns"].max() == 1
+
+
+def test_a_long_evaluation_goes_on_where_it_stopped(root, monkeypatch):
+    settings, data = config("chains"), RunPaths.under(root, config("chains")).data
+    paths, output = RunPaths.under(root, settings), root / "results" / "parts" / "evaluation.csv"
+    played: list[int] = []
+
+    def evaluate_into(output, policy=paths.policy):
+        played.clear()
+        with served():
+            evaluate_run(policy, settings, service_settings(paths), data=data, output=output,
+                         decodings=("greedy", "sampled"))
+        return [file.read_bytes() for file in (output, episodes_path(output))]
+
+    def play(runner, items, decoding, seed):
+        if stop_at == len(played):
+            raise RetrieverError("no answer", "start it")
+        played.append(len(items))
+        return evaluate(runner, items, decoding, seed)
+
+    whole = evaluate_into(root / "whole.csv")
+    monkeypatch.setattr("turncredit.training.run.PART", 3)
+    monkeypatch.setattr("turncredit.training.run.evaluate", play)
+    stop_at = 4
+    with pytest.raises(RetrieverError):
+        evaluate_into(output)
+    assert played == [3, 3, 2, 3]
+    assert not output.exists()
+    stop_at = None
+    assert evaluate_into(output) == whole
+    assert played == [3, 2]
+    assert not output.with_suffix(".parts").exists()
+
+    stop_at = 4
+    with pytest.raises(RetrieverError):
+        evaluate_into(output)
+    stop_at = None
+    other = root / "other"
+    shutil.copytree(paths.policy, other)
+    weights = other / "model.safetensors"
+    save_file({name: value * 0.9 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
+    evaluate_into(output, other)
+    assert played == [3, 3, 2] * 2  # another policy: from the start
 
 
 def test_an_evaluation_of_other_questions_than_the_runs_is_refused(root):

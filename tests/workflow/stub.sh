@@ -32,7 +32,7 @@ base-policy) for file in expert/config.json initial/search/config.json attempts.
 train) make results/$run/metrics.csv results/$run/manifest.json checkpoints/$run/final/config.json ;;
 evaluate) make results/$run/evaluation.csv ;;
 evaluate-initial) make results/$scale/untrained/$name/base-$base/evaluation.csv ;;
-collect) for file in metrics.csv evaluation.csv.gz manifests.json episodes.jsonl; do make results/$scale/$name/$file; done ;;
+collect) for file in metrics.csv evaluation.csv.gz manifests.json episodes.jsonl SHA256SUMS; do make results/$scale/$name/$file; done ;;
 figure) for end in pdf png csv; do make figures/$scale/$name.$end; done ;;
 table) for end in csv md tex; do make paper_tables/$scale/$name.$end; done ;;
 audit) make paper_tables/$scale/audit.csv paper_tables/$scale/audit.md paper_tables/$scale/headline.txt paper_tables/$scale/report.rst ;;

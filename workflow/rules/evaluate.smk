@@ -104,6 +104,7 @@ rule collect:
         evaluation="results/{scale}/{experiment}/evaluation.csv.gz",
         manifests="results/{scale}/{experiment}/manifests.json",
         episodes="results/{scale}/{experiment}/episodes.jsonl",
+        hashes="results/{scale}/{experiment}/SHA256SUMS",
     log:
         "logs/{scale}/collect/{experiment}.log",
     wildcard_constraints:

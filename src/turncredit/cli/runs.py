@@ -130,6 +130,7 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
     from turncredit.training.run_folder import RunPaths
 
     tables = []
+    folder = root / "results" / scale.name / "untrained" / name / f"base-{base}"
     with TemporaryDirectory() as scratch:
         for experiment in experiments:
             config = scale.without_overrides(experiment, base)
@@ -138,7 +139,7 @@ def _evaluate_untrained(scale: Scale, root: Path, name: str, experiments: list[s
             paths = RunPaths.under(root, config)
             played = Path(scratch, f"{experiment}.csv")
             evaluate_run(policy or paths.policy, config, ServiceSettings(scale.retriever_of(experiment), paths.index),
-                         data=paths.data, output=played, decodings=decodings)
+                         data=paths.data, output=played, decodings=decodings, parts=folder / f"{experiment}.parts")
             tables.append(pd.read_csv(played, dtype=str, keep_default_na=False).assign(experiment=experiment))
-    with atomic(root / "results" / scale.name / "untrained" / name / f"base-{base}" / "evaluation.csv") as temporary:
+    with atomic(folder / "evaluation.csv") as temporary:
         pd.concat(tables).to_csv(temporary, index=False, lineterminator="\n")

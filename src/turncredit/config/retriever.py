@@ -82,8 +82,11 @@ class RetrieverConfig(StrictModel):
         return self
 
     def result_settings(self) -> dict[str, Any]:
-        """The settings that decide what a search returns, as JSON; time limits and retries do not."""
-        return self.hashed_fields(exclude={"timeout_s", "retries"})
+        """The settings that decide what a search returns, as JSON; time limits, retries and devices do not."""
+        found = self.hashed_fields(exclude={"timeout_s", "retries", "faiss"})
+        if self.faiss is not None:
+            found["faiss"] = self.faiss.hashed_fields(exclude={"device", "batch", "shards"})
+        return found
 
     def to_json(self) -> str:
         """Return all settings as JSON, including those that are not in a run's hash."""

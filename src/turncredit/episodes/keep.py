@@ -75,8 +75,17 @@ class EpisodeRecorder:
             records += [self._record("evaluation", None, label, Group.of_chains([e.transcript]), [e]) for e in examples]
         return records
 
+    def merged(self, records: Sequence[GroupRecord]) -> list[GroupRecord]:
+        """What ``evaluation`` keeps of all episodes, given what it keeps of each part of them."""
+        ranked = sorted(records, key=lambda record: self._rank_of(record.dataset, record.item_id, 0))
+        return [record for label in LABELS for record in
+                [record for record in ranked if record.label == label][:EXAMPLES]]
+
     def _rank(self, episode: Episode, step: int) -> int:
-        return derive_seed(self._config.random_seed, "kept episodes", step, episode.item.dataset, episode.item.id)
+        return self._rank_of(episode.item.dataset, episode.item.id, step)
+
+    def _rank_of(self, dataset: str, item_id: str, step: int) -> int:
+        return derive_seed(self._config.random_seed, "kept episodes", step, dataset, item_id)
 
     def _record(self, source: Source, step: int | None, label: str, group: Group,
                 episodes: Sequence[Episode]) -> GroupRecord:

@@ -26,6 +26,14 @@ from turncredit.errors import ConfigError, DataError, nearest
 from turncredit.files import atomic, write_text
 from turncredit.reporting.catalogue import UNTRAINED
 from turncredit.reporting.credit_bench import read_table
+from turncredit.reporting.integrity import (
+    RETRAIN,
+    check_finished,
+    check_questions,
+    check_steps,
+    check_sums,
+    write_sums,
+)
 from turncredit.reporting.schema import (
     RUN,
     Schema,
@@ -41,8 +49,8 @@ from turncredit.tasks.registry import TASKS
 
 Source = Literal["fresh", "shipped"]
 
+FILES = ("metrics.csv", "evaluation.csv.gz", "manifests.json", "episodes.jsonl")  # of an experiment's collected runs
 _COLLECT = "collect the runs again"
-_RETRAIN = "remove the run's folders under results/ and checkpoints/, and train it again"
 _STEPLESS = pd.DataFrame({"step": pd.Series(dtype=str)})
 
 
@@ -70,7 +78,7 @@ class Runs:
 
 
 def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Scale) -> None:
-    """Join finished runs of one experiment into metrics.csv, evaluation.csv.gz, manifests.json and episodes.jsonl.
+    """Join finished runs of one experiment into four files (``FILES``), with their hashes in ``SHA256SUMS``.
 
     Cells are copied unchanged, sorted by arm, base and seed; the same runs give the same bytes. An arm with ``same_as``
     takes the runs of that arm under its own name; their manifests keep the original names. ``untrained`` has
@@ -79,7 +87,7 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
     Args:
         experiment: its name, or ``untrained``.
         run_dirs: folders of its runs.
-        out_dir: folder for the four files.
+        out_dir: folder for the files.
         scale: the configuration; all runs must have been trained with it.
 
     Raises:
@@ -97,8 +105,10 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
                             "pass each run once")
     evaluation = _joined([(run, run.evaluation) for run in runs])
     _same_questions(evaluation, out_dir)
+    for run in runs:
+        check_questions(run.manifest, run.evaluation, str(run.folder / "manifest.json"), RETRAIN)
     if len({run.manifest.get("evaluation_ids_sha256") for run in runs}) > 1:
-        raise DataError(f"{out_dir}: evaluation_ids_sha256 differs between the runs' manifests", _RETRAIN)
+        raise DataError(f"{out_dir}: evaluation_ids_sha256 differs between the runs' manifests", RETRAIN)
     write_text(out_dir / "metrics.csv", _csv(_joined([(run, run.metrics) for run in runs])))
     with atomic(out_dir / "evaluation.csv.gz") as temporary:
         temporary.write_bytes(gzip.compress(_csv(evaluation).encode(), compresslevel=9, mtime=0))
@@ -107,24 +117,26 @@ def collect(experiment: str, run_dirs: Iterable[Path], out_dir: Path, scale: Sca
     first_runs = {run.arm: run for run in reversed(runs)}
     write_records(out_dir / "episodes.jsonl", [
         record for arm in sorted(first_runs) for record in _episodes(first_runs[arm])])
+    write_sums(out_dir, FILES)
 
 
 def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> Runs:
     """Read the collected runs of one experiment.
 
     Args:
-        folder: named after the experiment; holds metrics.csv, evaluation.csv.gz and manifests.json.
+        folder: named after the experiment; holds what ``collect`` wrote.
         source: origin of the runs, repeated in every table and figure.
         scale: if given, the runs must have been trained with this configuration.
 
     Raises:
-        DataError: a file is missing or breaks its schema, the files disagree about which runs there are, or the runs
-            were trained with another configuration.
+        DataError: a file is missing, has changed or breaks its schema; the files disagree about which runs there are;
+            a run is unfinished, lacks a step or question, or had another configuration.
     """
     experiment = folder.name
     if experiment == CREDIT_BENCH:
         return Runs(CREDIT_BENCH, read_table(folder / COLLECTED[0]), pd.DataFrame(), _read_json(folder / COLLECTED[1]),
                     source)
+    check_sums(folder, FILES)
     tasks = _tasks(experiment, scale)
     evaluation = _read(folder / "evaluation.csv.gz", collected(evaluation_schema(tasks)))
     _same_questions(evaluation, folder / "evaluation.csv.gz")
@@ -140,13 +152,21 @@ def read_collected(folder: Path, source: Source, scale: Scale | None = None) -> 
         if odd := found ^ keys:
             raise DataError(f"{folder}: {min(odd)} is in only one of {file} and manifests.json",
                             mending(folder, _COLLECT))
+    rows_of, episodes_of = _by_run(metrics), _by_run(evaluation)
     for key, manifest in manifests.items():
-        where = f"{folder / 'manifests.json'}: {key}"
-        config = check_config(manifest, scale, where, mending(folder / "manifests.json", _RETRAIN))
+        where, remedy = f"{folder / 'manifests.json'}: {key}", mending(folder / "manifests.json", RETRAIN)
+        config = check_config(manifest, scale, where, remedy)
+        check_finished(manifest, where, remedy)
+        if key in trained:
+            check_steps(rows_of[key]["step"].tolist(), manifest.get("steps"), where, remedy)
+        check_questions(manifest, episodes_of[key], where, remedy)
         if scale is not None and key not in {
                 run_key(arm, config.base, config.seed) for arm in _arms(config, experiment, scale)}:
             raise DataError(f"{where}: a run of {config.experiment}/{config.arm}, not of this arm",
                             mending(folder / "manifests.json", _COLLECT))
+    if len({manifest.get("evaluation_ids_sha256") for manifest in manifests.values()}) > 1:
+        raise DataError(f"{folder / 'manifests.json'}: evaluation_ids_sha256 differs between runs",
+                        mending(folder / "manifests.json", RETRAIN))
     return Runs(experiment, metrics, evaluation, manifests, source, tuple(read_records(folder / "episodes.jsonl")))
 
 
@@ -193,9 +213,8 @@ def _read_run(folder: Path, experiment: str, scale: Scale) -> list[_Run]:
     manifest = _read_json(manifest_path)
     config = check_config(manifest, scale, str(manifest_path))
     if "/".join(folder.parts[-3:]) != config.key:
-        raise DataError(f"{manifest_path}: belongs to {config.key}, not to this folder", _RETRAIN)
-    if not manifest.get("ended"):
-        raise DataError(f"{manifest_path}: the run has not finished", "run the same training command again; it resumes")
+        raise DataError(f"{manifest_path}: belongs to {config.key}, not to this folder", RETRAIN)
+    check_finished(manifest, str(manifest_path), "run the same training command again; it resumes")
     metrics = _STEPLESS if _evaluated_only(manifest) else read_metrics(
         folder / "metrics.csv", config.task.name, manifest.get("steps"))
     evaluation = read_cells(folder / "evaluation.csv")
@@ -229,10 +248,7 @@ def read_metrics(path: Path, task: str, steps: int | None = None) -> pd.DataFram
     """
     cells = read_cells(path)
     found = typed(cells, metrics_schema([task]), path)["step"].tolist()
-    if found != list(range(found[0], found[0] + len(found))) or found[0] > 1 or steps not in (None, found[-1]):
-        expected = "" if steps is None else f"; the manifest says {steps} steps"
-        raise DataError(f"{path}: column 'step' runs from {found[0]} to {found[-1]} in {len(found)} rows{expected}",
-                        _RETRAIN)
+    check_steps(found, steps, str(path), RETRAIN)
     return cells
 
 
@@ -287,7 +303,7 @@ def _arms(config: RunConfig, experiment: str, scale: Scale) -> list[str]:
     return [arm for arm in scale.experiments[experiment].arms if scale.identical(experiment, arm) == made]
 
 
-def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, remedy: str = _RETRAIN) -> RunConfig:
+def check_config(manifest: Mapping[str, Any], scale: Scale | None, where: str, remedy: str = RETRAIN) -> RunConfig:
     """The configuration in a manifest, checked against its own hash and against ``scale``.
 
     Args:
@@ -350,6 +366,12 @@ def _same_questions(evaluation: pd.DataFrame, where: Path) -> None:
                                                "the same data"))
 
 
+def _by_run(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows of each run."""
+    return {run_key(str(arm), int(str(base)), int(str(seed))): found
+            for (arm, base, seed), found in rows.groupby(["arm", "base", "seed"], sort=False)}
+
+
 def _joined(parts: Sequence[tuple[_Run, pd.DataFrame]]) -> pd.DataFrame:
     """All runs' cells in one frame, after columns for experiment, arm, base and seed."""
     frames = [cells.assign(**({} if "experiment" in cells.columns else {"experiment": run.experiment}),
@@ -368,9 +390,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}", mending(path, "run snakemake to make it")) from error
     except ValueError as error:
-        raise DataError(f"{path}: not valid JSON: {error}", mending(path, _RETRAIN)) from error
+        raise DataError(f"{path}: not valid JSON: {error}", mending(path, RETRAIN)) from error
     if not isinstance(content, dict):
-        raise DataError(f"{path}: not a JSON object", mending(path, _RETRAIN))
+        raise DataError(f"{path}: not a JSON object", mending(path, RETRAIN))
     return content
 
 

@@ -29,9 +29,10 @@ def cache_path(config: RunConfig, services: ServiceSettings, paths: RunPaths) ->
 
 
 def clear(paths: RunPaths) -> None:
-    """Remove all cached evaluations of a run."""
+    """Remove all cached evaluations of a run; parts of an unfinished one stay (``partial_evaluation``)."""
     for cached in paths.checkpoints.glob("evaluation-*"):
-        cached.unlink()
+        if cached.is_file():
+            cached.unlink()
 
 
 def pop(cached: Path, output: Path) -> bool:

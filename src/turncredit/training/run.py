@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -24,7 +25,7 @@ from turncredit.distributed.processes import Processes
 from turncredit.episodes.keep import EpisodeRecorder, kept_steps
 from turncredit.episodes.records import episodes_path, read_records, step_episodes, write_records
 from turncredit.errors import DataError
-from turncredit.evaluation import Decoding, EpisodeRunner, evaluate, evaluation_table
+from turncredit.evaluation import Decoding, EpisodeRunner, evaluate, evaluation_rows
 from turncredit.files import atomic, json_sha256, remove_unfinished, sha256
 from turncredit.policy.attempts import read_attempts
 from turncredit.policy.engines.base import Engine
@@ -41,6 +42,7 @@ from turncredit.training.lock import run_lock
 from turncredit.training.loop import Progress, Trainer
 from turncredit.training.manifest import now, provenance, write_manifest
 from turncredit.training.metrics import write_metrics
+from turncredit.training.partial_evaluation import PART, Part, PartialEvaluation
 from turncredit.training.run_folder import RunPaths, changed_settings
 from turncredit.training.trackers import check_installed, metrics_logger
 from turncredit.types import Item
@@ -128,8 +130,11 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
 
 
 def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, data: Path, output: Path,
-                 decodings: Sequence[Decoding] = ("greedy",)) -> None:
+                 decodings: Sequence[Decoding] = ("greedy",), parts: Path | None = None) -> None:
     """Evaluate a policy on all test items and write evaluation.csv.
+
+    Many items are played in parts (``partial_evaluation.PART``); after an interruption, finished parts are not played
+    again.
 
     Args:
         policy: a Hugging Face folder with its tokenizer.
@@ -139,6 +144,7 @@ def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, 
         output: evaluation.csv; a manifest.json in the same folder must name the same evaluation items. A few whole
             episodes are written beside it (``episodes_path``).
         decodings: every item is played once with each.
+        parts: folder of the finished parts; None: ``evaluation.parts`` beside ``output``.
 
     Raises:
         DataError: data are missing or changed, or the manifest names other items.
@@ -149,12 +155,35 @@ def evaluate_run(policy: Path, config: RunConfig, services: ServiceSettings, *, 
     plugin = plugin_of(config.task.name)
     items = plugin.read_items(data, "test", config.evaluate_on)
     _check_same_questions(output.parent / "manifest.json", items)
+    starts = range(0, len(items), PART)
+    kept = None
+    if len(starts) > 1:
+        weights = [sha256(path) for path in sorted(policy.glob("*.safetensors"))]
+        kept = PartialEvaluation.open(parts or output.with_suffix(".parts"), json_sha256([
+            config.digest(), services.identity(), weights, sha256(data / "world.json"), PART,
+            [(item.dataset, item.id) for item in items]]))
+    found: dict[Decoding, list[Part]] = {decoding: [] for decoding in decodings}
     with open_runner(policy, config, services, output.parent) as runner:
-        episodes_of = {decoding: evaluate(runner, items, decoding, config.random_seed) for decoding in decodings}
-    write_records(episodes_path(output), EpisodeRecorder(config, runner.codec).evaluation(episodes_of[decodings[0]]))
-    table = pd.concat([evaluation_table(plugin, episodes, decoding) for decoding, episodes in episodes_of.items()])
+        recorder = EpisodeRecorder(config, runner.codec)
+        for decoding, start in itertools.product(decodings, starts):
+            name = f"{decoding}-{start:06d}"
+            part = None if kept is None else kept.read(name)
+            if part is None:
+                if kept is not None:
+                    runner.engine.reset_prefix_cache()  # a part does not depend on those before it
+                episodes = evaluate(runner, items[start:start + PART], decoding, config.random_seed)
+                part = Part(evaluation_rows(plugin, episodes, decoding), recorder.evaluation(episodes))
+                if kept is not None:
+                    kept.write(name, part)
+            found[decoding].append(part)
+    write_records(episodes_path(output), recorder.merged([
+        record for part in found[decodings[0]] for record in part.examples]))
+    table = pd.concat([pd.DataFrame.from_records([row for part in parts_of for row in part.rows])
+                       for parts_of in found.values()])
     with atomic(output) as temporary:
         table.to_csv(temporary, index=False, lineterminator="\n")
+    if kept is not None:
+        kept.remove()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES, UNTRA
 from turncredit.workflow.request import WorkflowRequest
 
 # The files of an experiment's collected runs
-COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json", "episodes.jsonl")
+COLLECTED = ("metrics.csv", "evaluation.csv.gz", "manifests.json", "episodes.jsonl", "SHA256SUMS")
 IMPORTED = Path("results/imported")
 Source = Literal["fresh", "shipped"]
 

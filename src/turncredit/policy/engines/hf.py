@@ -27,6 +27,7 @@ from turncredit.types import TurnStop
 CONTINUE, TAG, END, LENGTH, CHECK_TEXT = range(5)
 STOPS = {TAG: TurnStop.TAG, END: TurnStop.END, LENGTH: TurnStop.LENGTH}
 ID_BYTES = 4
+MOST_LOGITS = 2**26  # computed at once: 256 MiB as float32
 Ints = NDArray[np.int64]
 
 
@@ -95,25 +96,44 @@ class HFEngine:
     def _sample(self, ids_R: list[bytes], uniform_R_T: NDArray[np.float64] | None, max_tokens: int,
                 temperature: float, stop_tags: tuple[str, ...]) -> _Turns:
         """Sample the turns of all contexts."""
-        row_P, logits_B_V = self._prefill(ids_R, max_tokens)
-        stopper = _Stopper(self._codec, stop_tags, logits_B_V.shape[-1])
+        slot_B: Tensor | None
+        row_P, hidden_U_H, slot_B = self._prefill(ids_R, max_tokens)
+        vocabulary = self._model.get_output_embeddings().weight.shape[0]
+        stopper = _Stopper(self._codec, stop_tags, vocabulary)
         turns = _Turns(ids_R, row_P, max_tokens, uniform_R_T)
         while True:
-            token_B, logprob_B = _draw(logits_B_V / temperature, turns.uniform_B())
+            token_B, logprob_B = self._draw(hidden_U_H, slot_B, turns.uniform_B(), temperature, vocabulary)
             live = turns.append(token_B, logprob_B, stopper)
             if not len(live):
                 return turns
             token_B = token_B[turns.retire(live, self._cache)]
-            hidden_B_1_H = self._forward(token_B[:, None], turns.length_B)
-            logits_B_V = head_logits(self._model, hidden_B_1_H[:, 0])
+            hidden_U_H = self._forward(token_B[:, None], turns.length_B)[:, 0]
+            slot_B = None
 
-    def _prefill(self, ids_R: list[bytes], room: int) -> tuple[Ints, Tensor]:
-        """Compute the keys and values of all contexts that are not cached yet, and the logits after each context.
+    def _draw(self, hidden_U_H: Tensor, slot_B: Tensor | None, uniform_B: Tensor | None, temperature: float,
+              vocabulary: int) -> tuple[Tensor, Tensor]:
+        """Draw each row's token and its log-probability; at most ``MOST_LOGITS`` logits are in memory at once.
+
+        ``slot_B`` is the hidden state of each row, where equal contexts share one; None: row b has state b.
+        """
+        count, rows = len(hidden_U_H) if slot_B is None else len(slot_B), max(1, MOST_LOGITS // vocabulary)
+        if count <= rows:
+            logits_U_V = head_logits(self._model, hidden_U_H)
+            return _draw((logits_U_V if slot_B is None else logits_U_V[slot_B]) / temperature, uniform_B)
+        hidden_B_H = hidden_U_H if slot_B is None else hidden_U_H[slot_B]
+        drawn = [_draw(head_logits(self._model, hidden_B_H[start:start + rows]) / temperature,
+                       None if uniform_B is None else uniform_B[start:start + rows])
+                 for start in range(0, count, rows)]
+        return torch.cat([token_C for token_C, _ in drawn]), torch.cat([logprob_C for _, logprob_C in drawn])
+
+    def _prefill(self, ids_R: list[bytes], room: int) -> tuple[Ints, Tensor, Tensor]:
+        """Compute the keys and values of all contexts that are not cached yet, and the hidden state after each.
 
         Equal contexts are computed once and copied. The cache keeps ``room`` free columns.
 
         Returns:
-            row_P and logits_P_V: the row in each cache slot, and its logits.
+            row_P: the row in each cache slot; hidden_U_H and slot_P: the hidden state after each different context,
+            and which of them each cache slot has.
         """
         device = self._model.device
         cached_P = self._cached_P
@@ -135,13 +155,13 @@ class HFEngine:
             new = np.frombuffer(ids, np.int32)[prefixes[ids][1]:]
             token_B_Q[slot, :len(new)] = new
         hidden_B_Q_H = self._forward(torch.from_numpy(token_B_Q).to(device), start_B, count_B)
-        logits_B_V = head_logits(self._model, hidden_B_Q_H[torch.arange(len(order)), count_B - 1])
+        hidden_U_H = hidden_B_Q_H[torch.arange(len(order)), count_B - 1]
 
         copies = [(slot, row) for slot, ids in enumerate(order) for row in rows_of[ids][1:]]
         self._copy([(slot, target) for target, (slot, _) in enumerate(copies, len(order))], most)
         row_P = [rows_of[ids][0] for ids in order] + [row for _, row in copies]
         slot_P = torch.tensor([*range(len(order)), *(slot for slot, _ in copies)], device=device)
-        return np.array(row_P), logits_B_V[slot_P]
+        return np.array(row_P), hidden_U_H, slot_P
 
     def _copy(self, moves: Sequence[tuple[int, int]], used: int) -> None:
         source, target = torch.tensor(moves, dtype=torch.long, device=self._model.device).reshape(-1, 2).unbind(1)
