@@ -109,8 +109,9 @@ def test_a_run_without_metrics_counts_in_scores_and_in_no_curve(run: Path, tmp_p
     assert next(e for e in entries if e.id == "t2-mt-ppo-nq-answer-correct").ours is not None
 
 
-def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(
+        run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: bool) -> None:
     theirs = tmp_path / "checkpoint"
     theirs.mkdir()
     (theirs / "config.json").write_text("{}")
@@ -131,7 +132,8 @@ def test_a_checkpoint_comes_in_as_links_and_waits_for_its_evaluation(run: Path, 
                                         "--seed", "1", "--root", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert played == [(copy / "policy", copy / "evaluation.csv")]
-    (theirs / "model.safetensors").write_bytes(b"others")
+    name = "tokenizer.json" if tokenizer else "model.safetensors"
+    (theirs / name).write_bytes(b"others")
     done = CliRunner().invoke(cli.app, ["evaluate", "--scale", "mini", "--experiment", "search", "--arm", "MT-PPO",
                                         "--seed", "1", "--root", str(tmp_path)])
     assert len(played) == 1

@@ -36,8 +36,8 @@ from turncredit.planning.workload import Speed, decode_seconds, forward_flops, h
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = load_catalogue(ROOT / "config")
-ASSUMED = Assumptions(computing_share=0.5, decoding_share=0.5, host_gb_s=10, reserve_gib=0, prompt_tokens=100, turns=3,
-                      turn_tokens=50, observation_share=0.5)
+ASSUMED = Assumptions(computing_share=0.5, decoding_share=0.5, host_gb_s=10, disk_gb_s=1, reserve_gib=0,
+                      prompt_tokens=100, turns=3, turn_tokens=50, observation_share=0.5)
 TINY = {"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 1000, "max_position_embeddings": 512,
         "tie_word_embeddings": True}
@@ -206,6 +206,25 @@ def test_what_cannot_fit_is_refused_with_the_key_to_change(paper: Scale, changes
     arm = "MT-GRPO" if "trajectories_per_step" in str(changes) else "MT-PPO"
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         make_plan(changed(paper, **changes), ROOT, "search", arm).check()
+
+
+def test_a_warning_that_ends_before_the_save_is_refused(paper: Scale, tmp_path: Path) -> None:
+    (tmp_path / "config").symlink_to(ROOT / "config")
+    found = make_plan(paper, tmp_path, "search", "GRPO-OR").runs[0]
+    saved, duration = 12 * 7_615_616_512, found.hours  # weights and two moments of Adam, float32
+    assert duration is not None
+    assert found.warning_s is not None
+    assert (found.checkpoint_bytes, found.kept_bytes) == (3 * saved, 0)
+    assert found.save_s == pytest.approx(2 * saved / 1e9)  # written, and read for its hash, at 1 GB/s
+    a_step = 3600 * (duration.scoring + duration.update + duration.traffic) / found.run.training.steps
+    assert found.warning_s == pytest.approx(found.save_s + a_step)
+    site = tmp_path / "profiles/slurm/site.yaml"
+    site.parent.mkdir(parents=True)
+    site.write_text(f"warning_s: {int(found.warning_s)}")
+    with pytest.raises(ConfigError, match=r"warning_s = .* an update and a save take .* s; set it to"):
+        make_plan(paper, tmp_path, "search", "GRPO-OR").check()
+    site.write_text(f"warning_s: {int(found.warning_s) + 1}")
+    make_plan(paper, tmp_path, "search", "GRPO-OR").check()
 
 
 @pytest.mark.parametrize("name", ["paper", "gpu"])

@@ -46,7 +46,7 @@ def asked(profile: dict[str, Any], rule: str, scale: str = "mini", attempt: int 
 def test_without_a_site_nothing_in_particular_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = profile("{}", tmp_path, monkeypatch)
     assert asked(bare, "train") == {
-        "nodes": 1, "submission_slot": 1, "mem_mb": 8000, "runtime": 720, "slurm_extra": "--signal=USR1@300"}
+        "nodes": 1, "submission_slot": 1, "mem_mb": 8000, "runtime": 720, "slurm_extra": "--signal=USR1@900"}
     assert Site.read(tmp_path / "no such file") == Site()
 
 

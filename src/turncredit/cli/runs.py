@@ -63,9 +63,10 @@ def train(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Base =
 def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Base = 0, scale: ScaleName = "mini",
              root: Root = Path()) -> None:
     """Play all test questions with the trained policy of one run, or with the policy that was imported for it."""
-    from turncredit.reporting.imported import check_weights, imported_run
+    from turncredit.reporting.imported import check_checkpoint, imported_run
     from turncredit.tasks.plugin import ServiceSettings
     from turncredit.training import cached_evaluation
+    from turncredit.training.lock import run_lock
     from turncredit.training.run_folder import RunPaths
 
     settings = scale_at(scale, root)
@@ -78,10 +79,14 @@ def evaluate(experiment: ExperimentName, arm: ArmName, seed: Seed = 0, base: Bas
             cached_evaluation.cache_path(config, services, paths), output / "evaluation.csv"):
         return
     if imported.exists():
-        check_weights(imported)
+        check_checkpoint(imported)
+    from turncredit.training.checkpoint import remove_all
     from turncredit.training.run import evaluate_run
 
     evaluate_run(policy, config, services, data=paths.data, output=output / "evaluation.csv")
+    if not config.launch.keep_checkpoints and not imported.exists():
+        with run_lock(paths.checkpoints):
+            remove_all(paths.checkpoints)
 
 
 @runs.command("evaluate-initial", rich_help_panel=PANEL)

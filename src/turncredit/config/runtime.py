@@ -47,6 +47,7 @@ class LaunchConfig(StrictModel):
     offload: tuple[Offload, ...] = ()  # kept in CPU memory while it is not used
     gpu: str | None = None  # of config/models.yaml, for the plan; null: none, or an unknown one
     host_memory_gib: float | None = Field(None, gt=0)  # of a node, for the plan; null: not checked
+    keep_checkpoints: bool = True  # after the final evaluation; false: only the final policy stays
     trackers: tuple[Tracker, ...] = ()  # metrics are also logged there, by rank 0
 
     @model_validator(mode="after")

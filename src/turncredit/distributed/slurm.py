@@ -94,7 +94,7 @@ class Site(StrictModel):
     extra: str = ""
     max_runtime: int = Field(1440, ge=1)
     max_mem_mb: int | None = Field(None, ge=1)
-    warning_s: int = Field(300, ge=1, le=65535)
+    warning_s: int = Field(900, ge=1, le=65535)
     jobs: int = Field(100, ge=1)
     status_command: Literal["squeue", "sacct"] = "squeue"
     needs: dict[str, JobNeeds] = Field(default_factory=dict)

@@ -29,6 +29,7 @@ class Assumptions(StrictModel):
     computing_share: float = Field(gt=0, le=1)
     decoding_share: float = Field(gt=0, le=1)
     host_gb_s: float = Field(gt=0)
+    disk_gb_s: float = Field(gt=0)
     reserve_gib: float = Field(ge=0)
     prompt_tokens: int = Field(ge=1)
     turns: int = Field(ge=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from turncredit.config.base import read_mapping
 from turncredit.config.load import RunConfig, Scale
 from turncredit.credit.base import make_estimator
 from turncredit.data.sources import Registry, load_registry
+from turncredit.distributed.slurm import SITE, Site
 from turncredit.errors import ConfigError
 from turncredit.planning.activations import update_peak
 from turncredit.planning.catalogue import Assumptions, Catalogue, Gpu, Shape, load_catalogue, shape_of
@@ -38,6 +40,7 @@ REMEDIES = {
     ACTIVATIONS: "training.micro_batch_tokens: fewer; or launch.gradient_checkpointing: true",
     LOGITS: "training.micro_batch_tokens: fewer", ENGINE: "engine.gpu_memory_utilization: less; or engine.sleep: true"}
 CHECKPOINTS = 3  # two are kept; a third exists while it is saved
+KEPT = 2  # after the run, with launch.keep_checkpoints
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,11 @@ class RunPlan:
         critic, reference, sharded: see ``memory.memory``.
         load, memory, hours: work, memory and time; hours are None without a GPU.
         checkpoint_bytes: disk space of its checkpoints while it runs.
+        kept_bytes: disk space of its checkpoints after its evaluation.
         final_bytes: disk space of the final policy.
+        save_s: seconds of saving one checkpoint: it is written, then read again for its hash.
+        warning_s: seconds that a run needs to save after a signal, which may arrive when an update begins; None
+            without a GPU.
         faults: reasons why it cannot run, each with the key to change.
     """
 
@@ -65,7 +72,10 @@ class RunPlan:
     memory: Memory
     hours: Hours | None
     checkpoint_bytes: int
+    kept_bytes: int
     final_bytes: int
+    save_s: float
+    warning_s: float | None
     faults: tuple[str, ...]
 
 
@@ -94,14 +104,14 @@ class Plan:
         faults = [f"{plan.run.experiment}/{plan.run.arm}: {fault}" for plan in self.runs for fault in plan.faults]
         if faults:
             raise ConfigError(f"scale {self.scale.name!r} cannot run as configured:\n  " + "\n  ".join(faults),
-                              f"change the named keys in config/{self.scale.name}.yaml")
+                              f"change the named keys; those without a file are in config/{self.scale.name}.yaml")
 
 
 def make_plan(scale: Scale, root: Path, experiment: str | None = None, arm: str | None = None) -> Plan:
     """Plan every trained arm of a scale, of one experiment, or one arm.
 
     Raises:
-        ConfigError: an unknown experiment, arm or GPU, or an unreadable file of config/.
+        ConfigError: an unknown experiment, arm or GPU, or an unreadable file of config/ or of the SLURM site.
         DataError: the policy's shape is unknown.
     """
     config_dir = root / "config"
@@ -112,8 +122,9 @@ def make_plan(scale: Scale, root: Path, experiment: str | None = None, arm: str 
         scale.run(experiment, arm or "", 0)  # raises for an unknown name
     wanted = dict.fromkeys(scale.identical(name, one) for name, settings in scale.experiments.items()
                            for one in settings.arms if experiment in (None, name) and arm in (None, one))
-    found = [plan_run(scale, scale.run(*names, 0), shape, catalogue, config_dir, _pool(scale, registry, names[0]))
-             for names in wanted]
+    warning_s = Site.read(root / SITE).warning_s
+    found = [plan_run(scale, scale.run(*names, 0), shape, catalogue, config_dir, _pool(scale, registry, names[0]),
+                      warning_s) for names in wanted]
     downloads = 0 if registry is None else sum(registry.sources[n].bytes for n in registry.needed(scale))
     return Plan(scale, shape, catalogue.assumptions, tuple(found), downloads)
 
@@ -129,8 +140,17 @@ def _pool(scale: Scale, registry: Registry | None, experiment: str) -> int | Non
 
 
 def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, config_dir: Path,
-             pool: int | None) -> RunPlan:
-    """Plan one arm. ``pool`` is the number of training questions, if known."""
+             pool: int | None, warning_s: int) -> RunPlan:
+    """Plan one arm.
+
+    Args:
+        scale, run: the scale, and the arm's configuration.
+        shape: the policy's sizes.
+        catalogue: GPUs and assumptions.
+        config_dir: holds the files of accelerate.
+        pool: number of training questions, if known.
+        warning_s: how long before its limit SLURM warns a run.
+    """
     estimator = make_estimator(run.algorithm, run.training)
     critic, reference = estimator.uses_critic, run.training.kl_coefficient > 0
     layout = _layout(run, config_dir)
@@ -157,10 +177,17 @@ def plan_run(scale: Scale, run: RunConfig, shape: Shape, catalogue: Catalogue, c
                       memory_bytes=1e9 * gpu.memory_gb_s * assumed.decoding_share, host_bytes=1e9 * assumed.host_gb_s)
         duration = hours(run, load, shape, speed, critic=critic, reference=reference, sharded=sharded,
                       validations=validations)
-    trained = shape.parameters + critic * shape.backbone
+    saved = 12 * (shape.parameters + critic * shape.backbone)  # weights and the two moments of Adam
+    save_s = 2 * saved / (1e9 * catalogue.assumptions.disk_gb_s)
+    needed = None if duration is None else save_s + 3600 * (
+        duration.scoring + duration.update + duration.traffic) / run.training.steps
+    faults = [*_faults(run, shape, footprint, load, gpu, critic, layout)]
+    if needed is not None and needed > warning_s:
+        faults.append(f"{SITE}: warning_s = {warning_s}: an update and a save take {needed:.0f} s; set it to"
+                      f" {math.ceil(needed / 60) * 60} or more")
     return RunPlan(run, scale.runs_of(run.experiment), gpu, critic, reference, sharded, load, footprint, duration,
-                   CHECKPOINTS * 12 * trained, 4 * shape.parameters,
-                   tuple(_faults(run, shape, footprint, load, gpu, critic, layout)))
+                   CHECKPOINTS * saved, KEPT * saved * run.launch.keep_checkpoints, 4 * shape.parameters, save_s,
+                   needed, tuple(faults))
 
 
 def _layout(run: RunConfig, config_dir: Path) -> str:

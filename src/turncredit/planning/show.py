@@ -17,7 +17,7 @@ TB = 1e12
 
 
 def records(plan: Plan) -> Iterator[Record]:
-    """All numbers of a plan, one per row: memory in GiB, disk in bytes, time in hours."""
+    """All numbers of a plan, one per row: memory in GiB, disk in bytes, time in hours or seconds."""
     for run_plan in plan.runs:
         names = run_plan.run.experiment, run_plan.run.arm
         load, hours = run_plan.load, run_plan.hours
@@ -37,7 +37,10 @@ def records(plan: Plan) -> Iterator[Record]:
                      "traffic": hours.traffic, "clock": hours.clock, "gpu_hours": hours.gpu_hours}
             yield from ((*names, "hours", item, round(value, 3)) for item, value in parts.items())
         yield *names, "disk", "checkpoints", run_plan.checkpoint_bytes
+        yield *names, "disk", "kept checkpoints", run_plan.kept_bytes
         yield *names, "disk", "final", run_plan.final_bytes
+        yield *names, "seconds", "save", round(run_plan.save_s, 1)
+        yield *names, "seconds", "warning_s", "" if run_plan.warning_s is None else round(run_plan.warning_s, 1)
         yield from ((*names, "fault", str(n), fault) for n, fault in enumerate(run_plan.faults))
     yield "", "", "disk", "downloads", plan.downloads
 
@@ -58,12 +61,18 @@ def tables(plan: Plan) -> list[Table | str]:
     runs = sum(run_plan.count for run_plan in plan.runs)
     paid = sum(run_plan.count * run_plan.hours.gpu_hours for run_plan in plan.runs if run_plan.hours is not None)
     finals = sum(run_plan.count * run_plan.final_bytes for run_plan in plan.runs)
-    most = max((run_plan.checkpoint_bytes for run_plan in plan.runs), default=0)
+    kept = sum(run_plan.count * run_plan.kept_bytes for run_plan in plan.runs)
+    most, save_s, warning_s = (max((number(run_plan) for run_plan in plan.runs), default=0) for number in (
+        lambda run_plan: run_plan.checkpoint_bytes, lambda run_plan: run_plan.save_s,
+        lambda run_plan: run_plan.warning_s or 0))
     parts: list[Table | str | None] = [
         f"{name}: {shape.parameters:,} weights, {shape.layers} layers (from {shape.source})",
         _batches(plan), _memory(plan), _hours(plan),
-        f"{runs} runs: {paid:,.0f} GPU hours; final policies {finals / TB:.2f} TB, checkpoints of a run in"
-        f" training up to {most / TB:.2f} TB, downloads {plan.downloads / TB:.3f} TB as far as known",
+        f"{runs} runs: {paid:,.0f} GPU hours; final policies {finals / TB:.2f} TB, checkpoints kept after training"
+        f" {kept / TB:.2f} TB, of a run in training up to {most / TB:.2f} TB, downloads {plan.downloads / TB:.3f} TB as"
+        " far as known",
+        f"A checkpoint is saved in up to {save_s:,.0f} s"
+        + (f"; with an update before it {warning_s:,.0f} s, the least warning_s of a SLURM site" if warning_s else ""),
         "Assumed, not measured (config/models.yaml): "
         + ", ".join(f"{key} {value:g}" for key, value in assumed.model_dump().items()),
         "Counted: 2 operations per weight and token, 4 per layer, hidden component and token of context; a backward"

@@ -79,8 +79,8 @@ def import_run(source: Path, config: RunConfig, scale: Scale, label: str, root: 
     return run
 
 
-def check_weights(run: Path) -> None:
-    """Compare the weights of an imported checkpoint, which are links, with those that were imported.
+def check_checkpoint(run: Path) -> None:
+    """Compare the files of an imported checkpoint, which are links, with those that were imported.
 
     Raises:
         DataError: a file is gone or has changed.
@@ -133,7 +133,7 @@ def _checkpoint(source: Path, questions: Sequence[tuple[str, str]] | None) -> di
     if not any((source / name).exists() for name in _TOKENIZERS):
         raise DataError(f"{source}: a checkpoint without its tokenizer (none of {', '.join(_TOKENIZERS)})",
                         "copy the tokenizer's files of the policy that it was trained from into that folder")
-    files = {path.name: sha256(path) for path in sorted(source.glob("*.safetensors"))}
+    files = {path.name: sha256(path) for path in sorted(source.iterdir()) if path.is_file()}
     origin = {"files": files, "metrics": False, "questions": "the same", "settings": _DECLARED}
     return {"origin": origin, "steps": None, "evaluation_ids_sha256": question_ids_sha256(questions)}
 

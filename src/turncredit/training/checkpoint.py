@@ -121,6 +121,12 @@ def newest(root: Path, identity: str) -> Path | None:
     return None
 
 
+def remove_all(root: Path) -> None:
+    """Remove the checkpoints of a finished run; its final policy, and checkpoints of other settings, stay."""
+    for _, path in _list(root):
+        shutil.rmtree(path)
+
+
 def _identity(path: Path) -> str | None:
     """The identity of a checkpoint; None if it cannot be read."""
     try:

@@ -283,7 +283,7 @@ class Trainer:
         started = time.perf_counter()
         self._update_engine(progress.step)
         row = dict(progress.rows[-1])
-        row["seconds_update"] = round(float(row["seconds_update"]) + time.perf_counter() - started, 4)
+        row["seconds_update"] = round(float(row["seconds_update"] or 0.0) + time.perf_counter() - started, 4)
         return replace(progress, rows=(*progress.rows[:-1], row))
 
     def _play(self, progress: Progress, branching: Sequence[int], quota: Quota,
