@@ -228,27 +228,29 @@ def test_an_error_of_one_process_is_an_error_of_both(facts):
         assert first[name]["code"] == code
         assert max(each[name]["seconds"] for each in (first, second)) < 60
     assert "nobody answers" in first["retriever"]["message"]
+    assert "saved" in first["retriever"]["message"]  # both have whole weights, and save together
+    assert first["retriever"]["message"] == second["retriever"]["message"]
     assert "launch.processes = 3, but the world size is 2" in first["three"]["message"]
 
 
 def test_a_crash_of_one_process_ends_the_other_and_names_it(facts):
     first, second = both(facts, "faults")
     assert second["crash"]["kind"] == "ValueError"
-    assert first["crash"]["kind"] == "ProcessError"
+    assert first["crash"]["kind"] == "RankError"
     assert "rank 1 of 2 failed: ValueError: a bug" in first["crash"]["message"]
     assert first["crash"]["code"] == 6
 
 
 def test_nobody_waits_for_ever(facts):
     late = facts[0]["faults"]["late"]
-    assert late["kind"] == "ProcessError"
+    assert late["kind"] == "RankError"
     assert "rank 0 of 2: another process did not respond in time" in late["message"]
     assert late["seconds"] < 4
 
 
 def test_a_process_that_dies_is_noticed_at_once(facts):
     lost = facts[0]["lost"]
-    assert (lost["kind"], lost["code"]) == ("ProcessError", 6)
+    assert (lost["kind"], lost["code"]) == ("RankError", 6)
     assert "rank 0 of 2: another process is lost" in lost["message"]
     assert lost["seconds"] < 30
 

@@ -81,6 +81,13 @@ def test_a_setting_that_is_changed_and_changed_back_loses_no_checkpoint(tmp_path
     assert (tmp_path / "step-1" / "state.json").read_text() == "new"
 
 
+def test_checkpoints_of_an_identity_that_means_the_same_are_resumed(tmp_path):
+    saved(tmp_path, 1, 2)
+    assert newest(tmp_path, "new", "digest") == tmp_path / "step-2"
+    assert newest(tmp_path, "other") is None
+    assert newest(tmp_path, "new", "digest") == tmp_path / "step-2"
+
+
 @pytest.mark.parametrize("moves", range(4))
 def test_a_kill_while_checkpoints_change_places_loses_none(tmp_path, monkeypatch, moves):
     saved(tmp_path, 1, 2)

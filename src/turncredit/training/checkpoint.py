@@ -86,7 +86,7 @@ def _remove_leftovers(root: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def newest(root: Path, identity: str) -> Path | None:
+def newest(root: Path, identity: str, *same: str) -> Path | None:
     """Return the newest intact checkpoint under ``root``; None if there is no checkpoint.
 
     A damaged checkpoint is skipped with a warning. Checkpoints of another identity (other configuration, data or
@@ -94,21 +94,25 @@ def newest(root: Path, identity: str) -> Path | None:
     holds checkpoints of this run's own identity, because a setting was changed and changed back, they return. A kill
     between two moves loses nothing, because each checkpoint is looked at alone.
 
+    Args:
+        root: the run's checkpoint folder.
+        identity: of the run (see ``save``).
+        same: further identities whose checkpoints are resumed.
+
     Raises:
         CheckpointError: all checkpoints are damaged.
     """
-    others = [(path, found) for _, path in _list(root) if (found := _identity(path)) not in (identity, None)]
+    own = {identity, *same}
+    others = [(path, found) for _, path in _list(root) if (found := _identity(path)) not in {*own, None}]
     for path, found in others:
         _move(path, root / SUPERSEDED / str(found)[:_NAME])
     if others:
         _log.warning("%s: made with another configuration, data or initial policy; moved to %s", others[0][0],
                      root / SUPERSEDED / str(others[0][1])[:_NAME])
-    own = root / SUPERSEDED / identity[:_NAME]
-    back = [path for _, path in _list(own) if _identity(path) == identity]
+    back = [path for name in own for _, path in _list(root / SUPERSEDED / name[:_NAME]) if _identity(path) in own]
     for path in back:
         _move(path, root)
-    if back:
-        _log.warning("%s: made with these settings before; moved back from %s", root / back[0].name, own)
+        _log.warning("%s: made with these settings before; moved back from %s", root / path.name, path.parent)
     for step, path in (checkpoints := _list(root)):
         if (problem := _problem(path, step)) is None:
             return path

@@ -80,7 +80,8 @@ def train_run(config: RunConfig, services: ServiceSettings, paths: RunPaths) -> 
             for split in ("train", "validation", "test")])
         input_hashes = processes.on_rank_0(lambda: _inputs(paths))
         identity = _identity(config, services, input_hashes)
-        resumed = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity))
+        exact = json_sha256([config.digest(), services.identity(), input_hashes])  # of checkpoints of older versions
+        resumed = processes.on_rank_0(lambda: checkpoint.newest(paths.checkpoints, identity, exact))
         if processes.is_main and (changed := changed_settings(paths.checkpoints / "manifest.json", config)):
             _log.warning("%s: settings differ from those of the last start: %s", paths.checkpoints, "; ".join(changed))
         progress = Progress(started=now()) if resumed is None else Progress.load(resumed)
