@@ -52,11 +52,9 @@ def headline(results: Results, reported: Reported) -> list[str]:
     """
     if not results.arms(SEARCH):
         return []
-    found = {outcome: measured(outcome, results, SEARCH) for outcome in PRIMARY}
-    effects = {name: factor_estimates(results, name, (AREA, MATCH, FORMAT)) for name in FACTORIAL}
+    effects = {name: factor_estimates(results, name, (AREA, MATCH)) for name in FACTORIAL if name != READINGS}
     return [*filter(None, [
-        leader(found[AREA], AREA), pairs_decided({outcome: compare.pairs(arms) for outcome, arms in found.items()}),
-        beside_the_paper(results, reported),
+        leader(measured(AREA, results, SEARCH), AREA), beside_the_paper(results, reported),
         *(in_brief(f"main effects in `{name}`", estimates) for name, estimates in effects.items()),
         in_brief("changes of one setting of MT-PPO", ablation_estimates(results, PRIMARY)), collapses(results),
         *without_searches(results, [SEARCH])])]
