@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from turncredit.errors import CheckpointError, DataError, RunLockedError
+from turncredit.training import checkpoint
 from turncredit.training.checkpoint import newest, save
 from turncredit.training.lock import run_lock
 
@@ -79,6 +80,28 @@ def test_a_setting_that_is_changed_and_changed_back_loses_no_checkpoint(tmp_path
     assert (tmp_path / "step-2" / "state.json").read_text() == "step 2"
     assert newest(tmp_path, "other") == tmp_path / "step-1"
     assert (tmp_path / "step-1" / "state.json").read_text() == "new"
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_kill_while_a_step_is_replaced_loses_no_checkpoint(tmp_path, monkeypatch, renames):
+    """The leftovers are those of a killed process, which has not cleaned up."""
+    saved(tmp_path, 1)
+    rename, done = Path.rename, []
+
+    def killed(path: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise KeyboardInterrupt
+        done.append(path)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        patch.setattr(checkpoint, "_remove_leftovers", lambda root: None)
+        save(tmp_path, 1, "digest", write("later"))
+    found = newest(tmp_path, "digest")
+    assert found == tmp_path / "step-1"
+    assert (found / "state.json").read_text() == ("step 1" if renames == 1 else "later")
+    assert not list(tmp_path.glob(".saving-*"))
 
 
 def test_checkpoints_of_an_identity_that_means_the_same_are_resumed(tmp_path):

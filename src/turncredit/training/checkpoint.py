@@ -71,18 +71,24 @@ def _finish(root: Path, temporary: Path, step: int, identity: str) -> Path:
         sync(path)
     target = root / f"step-{step}"
     if target.exists():  # a damaged one, or one saved by an interrupted validation
-        target.rename(temporary / "replaced")
+        target.rename(temporary / target.name)
     temporary.rename(target)
     sync(root)
-    shutil.rmtree(target / "replaced", ignore_errors=True)
+    shutil.rmtree(target / target.name, ignore_errors=True)
     for _, path in _list(root)[_KEPT:]:
         shutil.rmtree(path)
     return target
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Remove temporary folders of failed or killed saves; the caller holds the run's lock."""
+    """Remove temporary folders of failed or killed saves; the caller holds the run's lock.
+
+    A checkpoint that such a save was about to replace returns.
+    """
     for leftover in root.glob(f"{_TEMPORARY}*"):
+        for _, replaced in _list(leftover):
+            if not (root / replaced.name).exists():
+                replaced.rename(root / replaced.name)
         shutil.rmtree(leftover, ignore_errors=True)
 
 
@@ -102,6 +108,7 @@ def newest(root: Path, identity: str, *same: str) -> Path | None:
     Raises:
         CheckpointError: all checkpoints are damaged.
     """
+    _remove_leftovers(root)
     own = {identity, *same}
     others = [(path, found) for _, path in _list(root) if (found := _identity(path)) not in {*own, None}]
     for path, found in others:

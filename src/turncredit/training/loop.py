@@ -163,7 +163,9 @@ class Trainer:
                     bar.show(progress)
                     done = progress.step == settings.steps
                     if done or (progress.step and progress.step % settings.checkpoint_every == 0):
+                        whole = False  # a save that fails is not tried again
                         self._save(progress)
+                        whole = True
                     if done:
                         return progress
                     self.stop.check(self.processes)
