@@ -173,8 +173,11 @@ class Setting:
 
     @property
     def codec(self) -> Codec:
-        """The codec of the tokenizer."""
-        return Codec(self.tokenizer)
+        """The codec of the tokenizer; where no turn is to end, only an id that is never sampled ends one."""
+        made = Codec(self.tokenizer)
+        if not self.case.ends:
+            made.end_ids = frozenset(self.end_ids)
+        return made
 
     @property
     def prompts(self) -> list[list[Message]]:

@@ -92,11 +92,11 @@ def test_an_imported_run_is_plotted_and_not_trained(clone: Clone) -> None:
     run.mkdir(parents=True)
     for name in ("manifest.json", "metrics.csv", "evaluation.csv"):
         (run / name).touch()
-    jobs = clone.jobs(figure, "--config", "runs=fresh")
+    jobs = clone.jobs(figure, "--config", "runs=fresh", "bases=1", "seeds=3")
     assert (jobs["train"], jobs["evaluate"]) == (6 * 3 - 1, 6 * 3 - 1)
     assert "evaluate_imported" not in jobs
     (run / "evaluation.csv").unlink()
     (run / "policy").mkdir()
     Path(run / "metrics.csv").unlink()
-    jobs = clone.jobs(figure, "--config", "runs=fresh")
+    jobs = clone.jobs(figure, "--config", "runs=fresh", "bases=1", "seeds=3")
     assert (jobs["train"], jobs["evaluate_imported"]) == (6 * 3 - 1, 1)
