@@ -43,9 +43,9 @@ def test_what_is_set_up_is_not_set_up_again(installed: Clone) -> None:
     assert "pip" in planned(installed, "test")
 
 
-def test_reproduce_trains_search_afresh_from_three_seeds(installed: Clone) -> None:
+def test_reproduce_trains_search_afresh_from_two_base_policies_with_two_seeds(installed: Clone) -> None:
     command = planned(installed, "reproduce")
-    assert "--config scale=mini bases=1 seeds=3 runs=fresh experiments=search -- all" in command
+    assert "--config scale=mini bases=2 seeds=2 runs=fresh experiments=search -- all" in command
     assert "turncredit headline --scale mini" in command
 
 

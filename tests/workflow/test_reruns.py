@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.conftest import ROOT, Clone, make_clone
-from turncredit.reporting.catalogue import FIGURES, TABLES
+from turncredit.config.credit_bench import CREDIT_BENCH
+from turncredit.reporting.catalogue import BENCH_FIGURES, FIGURES, TABLES
 
 FRESH = ("--config", "scale=smoke", "runs=fresh")
 
@@ -106,10 +107,11 @@ def test_checkpoints_that_were_deleted_are_not_missed(later: Clone) -> None:
 def test_shipping_copies_runs_and_then_the_pages_drawn_from_them(later: Clone) -> None:
     later.snakemake("ship_runs", *FRESH)
     shipped = later.root / "results/shipped/smoke"
-    assert {p.name for p in shipped.iterdir()} == {"untrained", "search", "two_turn", "ablation", "placement"}
+    assert {p.name for p in shipped.iterdir()} == {
+        "untrained", "search", "two_turn", "ablation", "placement", CREDIT_BENCH}
     assert (shipped / "search" / "evaluation.csv.gz").exists()
     later.snakemake("ship_pages", "--config", "scale=smoke", "runs=shipped")
-    assert {p.stem for p in (later.root / "figures/shipped/smoke").iterdir()} == set(FIGURES)
+    assert {p.stem for p in (later.root / "figures/shipped/smoke").iterdir()} == {*FIGURES, *BENCH_FIGURES}
     assert {p.stem for p in (later.root / "paper_tables/shipped/smoke").iterdir()} == {*TABLES, "audit", "headline"}
 
 
