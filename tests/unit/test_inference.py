@@ -110,3 +110,15 @@ def test_spread_is_found_where_it_is() -> None:
     found = effect([cells(spread(score_S_D + shift, FEW), FEW) for score_S_D in (wide, narrow)], [1, -1])
     assert found.p_above(0) < 0.05
     assert np.isnan(spread(wide[:1], FEW[:1])).all()
+
+
+def test_a_constant_that_is_added_to_all_scores_changes_no_test_of_their_spread() -> None:
+    """With two runs a base policy both are equally far from their median: what differs is rounding."""
+    runs = [[0, .1, .2, .5, .1, .9], [0, .3, .3, .4, .7, .9], [0, .2, .6, .5, .3, .7]]
+    bases = np.repeat(np.arange(3), 2)
+    found = []
+    for added in (0.0, 0.1, 0.2, 0.7):
+        arms = [cells(spread(np.array(run)[:, None] + added, bases), bases) for run in runs]
+        assert [arm.noise for arm in arms] == [0, 0, 0]
+        found.append(effect(arms[:2], [1, -1], arms).interval())
+    np.testing.assert_allclose(found, [found[0]] * 4, atol=1e-9)

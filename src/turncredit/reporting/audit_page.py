@@ -83,8 +83,9 @@ def _coverage(entries: Sequence[Entry]) -> str:
     one = ("One base policy: intervals and p-values are over seeds and do not cover other base policies, so verdicts "
            "hold for this one only.")
     also = f" Some comparisons have {one[0].lower()}{one[1:]}" if 1 in bases else ""
-    return (f"{one if bases == {1} else several + also} Intervals are those of the tests: t intervals, and score "
-            "intervals for shares of runs (`reporting/inference.py`).")
+    return (f"{one if bases == {1} else several + also} Intervals are t intervals, and score intervals for "
+            "shares of runs. A difference of two arms takes its variation over base policies from all arms of the "
+            "experiment (the third rule of `reporting/inference.py`, with its assumption).")
 
 
 def _comparisons(entries: Sequence[Entry]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from turncredit.config.load import Scale
 from turncredit.reporting import statistics
 from turncredit.reporting.comparability import differences
 from turncredit.reporting.entries import Entry, numbers, words
+from turncredit.reporting.inference import cells
 from turncredit.reporting.reported import Reported, Value
 from turncredit.reporting.scores import ArmRuns, Results, sources
 from turncredit.reporting.statistics import Estimate
@@ -102,7 +103,7 @@ def _analogue(value: Value, results: Results, reported: Reported) -> tuple[list[
     renamed = {"tool_success": "component_tool_execution", _DIFFERENCE: "component_exact_match"}
     metric = renamed.get(value.metric, value.metric)
     if len(arms) == 2:
-        return arms, _gap(arms[0], arms[1], metric, datasets), label
+        return arms, _gap(arms[0], arms[1], metric, datasets, results), label
     largest = results.scale.rewards["tool_search"].model_dump()["tool_execution"]
     return arms, _mean(arms[0], metric, datasets, largest if value.metric == "tool_success" else 1.0), label
 
@@ -111,9 +112,12 @@ def _mean(arm: ArmRuns, metric: str, datasets: Sequence[str], largest: float = 1
     return statistics.mean(arm.final(metric, datasets) / largest, arm.base_S)
 
 
-def _gap(one: ArmRuns, other: ArmRuns, metric: str, datasets: Sequence[str]) -> Estimate:
+def _gap(one: ArmRuns, other: ArmRuns, metric: str, datasets: Sequence[str], results: Results) -> Estimate:
+    """Our difference, with the interval of its test."""
+    peers = [cells(arm.final(metric, datasets).mean(axis=1), arm.base_S)
+             for arm in results.arms(one.experiment).values()]
     return statistics.difference(one.final(metric, datasets), other.final(metric, datasets),
-                                 (one.base_S, other.base_S))
+                                 (one.base_S, other.base_S), peers)
 
 
 def _differences(results: Results, reported: Reported) -> Iterator[Entry]:
@@ -123,12 +127,12 @@ def _differences(results: Results, reported: Reported) -> Iterator[Entry]:
         name, datasets = _datasets(value, results, reported)
         if value.value is not None and value.algorithm not in ("", _INITIAL) and datasets and (
                 value.place.startswith("Table")):
-            cells = tables.setdefault((value.place, value.metric, name), {})
-            cells.setdefault(value.algorithm, []).append(value)
-    for (place, metric, name), cells in tables.items():
+            by_arm = tables.setdefault((value.place, value.metric, name), {})
+            by_arm.setdefault(value.algorithm, []).append(value)
+    for (place, metric, name), found in tables.items():
         # the later arm of the paper's table first: it is the proposed one
-        for other, one in combinations(cells, 2):
-            pairs = [(a, b) for a in cells[one] for b in cells[other] if a.dataset == b.dataset]
+        for other, one in combinations(found, 2):
+            pairs = [(a, b) for a in found[one] for b in found[other] if a.dataset == b.dataset]
             if pairs:
                 yield _difference(place, metric, name, pairs, results, reported)
 
@@ -140,7 +144,7 @@ def _difference(place: str, metric: str, name: str, pairs: Sequence[tuple[Value,
     experiment, (_, datasets) = _experiment(first), _datasets(first, results, reported)
     arms = [results.arm(experiment, value.algorithm) for value in (first, second)]
     one, other = arms
-    estimate = None if one is None or other is None else _gap(one, other, metric, datasets)
+    estimate = None if one is None or other is None else _gap(one, other, metric, datasets, results)
     if estimate is None:
         verdict = "not run"
     elif estimate.low is None or estimate.high is None:

@@ -120,9 +120,10 @@ def estimate_of(found: Effect, counts: tuple[int, ...]) -> Estimate:
     return clean(Estimate(found.value, low, high, counts, found.bases))
 
 
-def difference(a_S_D: Array, b_S_D: Array, bases: tuple[Bases, Bases] | None = None) -> Estimate:
-    """Mean of arm a minus mean of arm b. ``difference(b, a)`` is exactly its negative."""
-    return contrast([a_S_D, b_S_D], [1.0, -1.0], bases)
+def difference(a_S_D: Array, b_S_D: Array, bases: tuple[Bases, Bases] | None = None,
+               peers: Sequence[Cells] = ()) -> Estimate:
+    """Mean of arm a minus mean of arm b. ``difference(b, a)`` is exactly its negative; ``peers`` as in ``contrast``."""
+    return contrast([a_S_D, b_S_D], [1.0, -1.0], bases, peers)
 
 
 def probability_of_improvement(a_S_D: Array, b_S_D: Array, bases: tuple[Bases, Bases] | None = None) -> Estimate:
